@@ -6,7 +6,8 @@ import difflib
 import re
 import reprlib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 MOST_NAMES = 40
 """Valid names that a message lists; of more, a quarter as many, the nearest."""
@@ -85,6 +86,19 @@ LONGEST_NAME = 500
 def shown(value: object) -> str:
     """A value for a message: its `repr`, without the middle of what is long."""
     return _shortened.repr(value)
+
+
+def sort_of(value: object) -> str:
+    """What sort of value it is, for a message that must not show the value itself."""
+    sorts: tuple[tuple[Any, str], ...] = (
+        (Mapping, "names with values"),
+        (bool, "true or false"),
+        ((int, float), "a number"),
+        (str, "text"),
+        ((list, tuple), "a list"),
+        (type(None), "empty"),
+    )
+    return next((words for kinds, words in sorts if isinstance(value, kinds)), type(value).__name__)
 
 
 def composed(text: str) -> str:

@@ -28,16 +28,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from benchmd_ray.benchmarks.ood.methods import (
-    METHODS,
-    ash,
-    dice,
-    knn,
-    nnguide,
-    openmax,
-    residual,
-    scale,
-)
+from benchmd_ray.benchmarks.ood.methods import METHODS, activations, features, neighbours, openmax
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Seen, State
 from speed import measure
 from studies.ood_records import Problem
@@ -182,15 +173,15 @@ def _cut(percentile: int) -> Options:
 
 
 def _dice(bank: Bank) -> dict[str, Any]:
-    return _weights(bank) | {"p": 1 - dice.KEPT / 100}
+    return _weights(bank) | {"p": 1 - activations.DICE_KEPT / 100}
 
 
 def _knn(bank: Bank) -> dict[str, Any]:
-    return {"k": max(1, min(knn.NEIGHBOURS, len(bank.seen) // 10))}
+    return {"k": max(1, min(neighbours.NEIGHBOURS, len(bank.seen) // 10))}
 
 
 def _vim(bank: Bank) -> dict[str, Any]:
-    kept = residual.dimensions(bank.head.weight.shape[1], len(bank.seen))
+    kept = features.dimensions(bank.head.weight.shape[1], len(bank.seen))
     return _weights(bank) | {"d": kept}
 
 
@@ -204,10 +195,10 @@ def _some(bank: Bank, rows: np.ndarray[Any, np.dtype[Any]]) -> Bank:
 
 
 def _nnguide(bank: Bank) -> Fitted:
-    if len(bank.seen) > nnguide.MOST:
-        drawn = np.random.default_rng(0).permutation(len(bank.seen))[: nnguide.MOST]
+    if len(bank.seen) > features.MOST_GUIDES:
+        drawn = np.random.default_rng(0).permutation(len(bank.seen))[: features.MOST_GUIDES]
         bank = _some(bank, np.sort(drawn))
-    options: Options = lambda b: _head(b) | {"k": nnguide.NEIGHBOURS}  # noqa: E731
+    options: Options = lambda b: _head(b) | {"k": features.GUIDES}  # noqa: E731
     return _fitted("NNGuide", "features", options)(bank)
 
 
@@ -269,8 +260,12 @@ PEERS = {
     "gradnorm": Peer("GradNorm", _gradnorm),
     "react": Peer("ReAct", _fitted("ReAct", "feature_maps")),
     "dice": Peer("DICE", _fitted("DICE", "features", _dice)),
-    "ash": Peer("ASH", _fitted("ASH", "feature_maps", _cut(ash.PERCENTILE), learns=False)),
-    "scale": Peer("SCALE", _fitted("SCALE", "feature_maps", _cut(scale.PERCENTILE), learns=False)),
+    "ash": Peer(
+        "ASH", _fitted("ASH", "feature_maps", _cut(activations.ASH_PERCENTILE), learns=False)
+    ),
+    "scale": Peer(
+        "SCALE", _fitted("SCALE", "feature_maps", _cut(activations.SCALE_PERCENTILE), learns=False)
+    ),
     "knn": Peer("KNN", _fitted("KNN", "features", _knn)),
     "mahalanobis": Peer("Mahalanobis", _fitted("Mahalanobis", "features"), differs=SHRUNK),
     "rmd": Peer("RMD", _fitted("RMD", "features"), differs=SHRUNK),

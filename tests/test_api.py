@@ -229,7 +229,7 @@ def test_settings_are_checked_as_those_of_commands():
     assert load_settings(assignments=["encoder=tiny", *assignments(given)]) == expected
     with pytest.raises(BenchmdError, match=r"Did you mean 'transfer\.optimiser\.lr'"):
         _changed(base, {"transfer": {"lr": 1}})
-    with pytest.raises(BenchmdError, match="the settings are str, expected a mapping"):
+    with pytest.raises(BenchmdError, match="the settings are text, expected a mapping"):
         _changed(base, "transfer.epochs=3")
 
 
@@ -254,7 +254,7 @@ def test_code_is_imported_where_the_caller_allows_it(ecg_catalogs, tmp_path, mon
     monkeypatch.setenv("BENCHMD_ALLOW_PLUGINS", "")
     path = ecg_catalogs["ptb-xl"].path
     settings = {"encoder": {"network": "own_network:made"}}
-    with pytest.raises(BenchmdError, match=r"have not named yourself.*benchmd_ray\.allow"):
+    with pytest.raises(BenchmdError, match=r"did not name yourself.*benchmd_ray\.allow"):
         benchmd_ray.transfer(path, tmp_path, settings=settings)
     with pytest.raises(BenchmdError, match="not of the form"):
         benchmd_ray.allow("own_network.made")
@@ -264,7 +264,7 @@ def test_code_is_imported_where_the_caller_allows_it(ecg_catalogs, tmp_path, mon
 
 
 def test_places_that_cannot_be_are_refused(ecg_catalogs, tmp_path, monkeypatch):
-    with pytest.raises(BenchmdError, match="an address as a path: give it as text"):
+    with pytest.raises(BenchmdError, match="an address given as a path: give it as text"):
         benchmd_ray.pretrain(ecg_catalogs["ptb-xl"].path, "mae", Path("s3://lab/runs"))
     with pytest.raises(BenchmdError, match="only catalogs and stores may be on S3"):
         benchmd_ray.build("ptb-xl", "s3://lab/raw", tmp_path / "out")
@@ -308,7 +308,7 @@ def test_a_target_is_normalised_as_its_source(write_catalog):
 
 def test_a_dataset_of_ray_needs_a_ray(ecg_catalogs, monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with pytest.raises(BenchmdError, match=r"no Ray is connected: begin with ray\.init"):
+    with pytest.raises(BenchmdError, match=r"Ray is not connected: call ray\.init"):
         benchmd_ray.catalog(ecg_catalogs["georgia"].path).ray("test")
 
 

@@ -164,7 +164,7 @@ def test_that_search_for_printing_finds(source):
 def test_yaml_holds_plain_values_only():
     assert read_yaml("a: [1, two]", "it") == {"a": [1, "two"]}
     for text in ("!!python/object/apply:os.system [true]", "!!python/name:os.system"):
-        with pytest.raises(BenchmdError, match=r"the tag .* is not taken"):
+        with pytest.raises(BenchmdError, match=r"the tag .* is not supported"):
             read_yaml(text, "it")
 
 

@@ -3,7 +3,7 @@
 import sys
 
 if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
-    # `python -m` searches the working folder first, which may hold what others wrote.
+    # `python -m` searches the working folder first, which may have modules of others.
     del sys.path[0]
 
 from benchmd_ray.cli import (  # noqa: F401 - they register

@@ -1,4 +1,4 @@
-"""Plug-ins that a command line allows: those that the user names in it or in their own files."""
+"""Plug-ins that a command line allows: those named in it or in the user's own files."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ ALLOW = click.option(
 
 
 def named_plugins(params: Mapping[str, Any]) -> Iterator[str]:
-    """What could be an import path among the values of parameters."""
+    """Possible import paths among the values of parameters."""
     from benchmd_ray.ssl import HUB, OWN
 
     for key in NAMES:
         value = params.get(key) or ()
         for text in value if isinstance(value, tuple) else (str(value),):
             name = text.rpartition("=")[2].strip()
-            if ":" in name and not name.startswith(HUB):  # a folder
+            if ":" in name and not name.startswith(HUB):  # folders are not
                 yield name.removeprefix(OWN)
     for key in FILES:
         path = params.get(key)
@@ -71,7 +71,7 @@ def _written(folder: Path) -> bool:
 
 
 def _strings(path: Path) -> Iterator[str]:
-    """All texts of a YAML file; none of one that cannot be read, which the command reports."""
+    """All texts of a YAML file; none if it cannot be read, which the command reports later."""
     from benchmd_ray.errors import BenchmdError
     from benchmd_ray.schema.plain_yaml import read_yaml_file
 

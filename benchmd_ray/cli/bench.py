@@ -1,4 +1,4 @@
-"""``benchmd bench``: which benchmarks there are, and what each declares."""
+"""``benchmd bench``: available benchmarks and their declarations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bench() -> None:
 @bench.command("list")
 @JSON
 def bench_list(*, as_json: bool) -> None:
-    """List the benchmarks that `--bench` takes."""
+    """List the benchmarks for `--bench`."""
     from benchmd_ray.evaluation.registry import benchmarks, broken_benchmarks
 
     if as_json:
@@ -62,7 +62,7 @@ def _variants(start: Start, kinds: Iterable[Modality]) -> list[str]:
 @bench.command("show")
 @click.argument("name")
 def bench_show(name: str) -> None:
-    """Show what the benchmark NAME declares: datasets, starts, what was published."""
+    """Show what the benchmark NAME declares: datasets, starts, published results."""
     from benchmd_ray.data.cards import dataset_card
     from benchmd_ray.evaluation.registry import benchmark
 

@@ -1,4 +1,4 @@
-"""``benchmd cache``: what this machine keeps of catalogs and reports."""
+"""``benchmd cache``: this machine's cache of catalogs and reports."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from benchmd_ray.console.terminal import echo
 
 @main.group()
 def cache() -> None:
-    """Show what BENCHMD_CACHE holds, and free room in it.
+    """Show the content of BENCHMD_CACHE, and free space in it.
 
-    Decoded splits, computations and working files of searches on S3: all is made again when it is
-    needed.
+    It has decoded splits, computations and working files of searches on S3, all of which are made
+    again when needed.
     """
 
 
 @cache.command("list")
 def cache_list() -> None:
-    """List what is kept, the least recently used first."""
+    """List the entries, least recently used first."""
     from benchmd_ray.files.atomic import cache_folder
     from benchmd_ray.files.cache import entries
 
@@ -39,7 +39,7 @@ def cache_list() -> None:
     "--keep-gib",
     type=Real(0),
     required=True,
-    help="Size to keep; the least recently used files beyond it are removed.",
+    help="Size to keep; the least recently used files beyond this size are removed.",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 def cache_prune(keep_gib: float, dry_run: bool) -> None:

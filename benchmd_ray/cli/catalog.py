@@ -38,7 +38,7 @@ def catalog() -> None:
 def catalog_list(*, as_json: bool) -> None:
     """List the datasets that have a card: by modality, sources first, then collections.
 
-    The terms of access and everything else: `benchmd catalog show NAME`.
+    For the terms of access and details see `benchmd catalog show NAME`.
     """
     from benchmd_ray.data.cards import broken_cards, cards
     from benchmd_ray.modality.card_folders import broken_packages
@@ -66,8 +66,8 @@ def catalog_list(*, as_json: bool) -> None:
 def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
     """Show the dataset NAME, or the catalog in the folder (or at the address on S3) NAME.
 
-    Of a dataset: what to download, from where and on which terms, how its folder must look, and
-    what a build turns it into. Of a catalog: what it holds.
+    For a dataset: what to download, from where and on which terms, the layout of its folder, and
+    the resulting catalog. For a catalog: its content.
 
     \b
     benchmd catalog show ptb-xl
@@ -100,7 +100,7 @@ def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
     "--out", type=FOLDER, default=Path("cards"), show_default=True, help="Folder of cards."
 )
 def catalog_new(name: str, folder: Path, out: Path) -> None:
-    """Write a first card for your dataset NAME, guessed from its folder.
+    """Write a draft card for your dataset NAME, guessed from its folder.
 
     \b
     benchmd catalog new skin --from raw/skin
@@ -137,7 +137,7 @@ def catalog_new(name: str, folder: Path, out: Path) -> None:
 @click.option(
     "--retry-quarantined",
     is_flag=True,
-    help="Read files again that could not be read, and what shares a shard with them.",
+    help="Read unreadable files again, together with all files of their shards.",
 )
 @click.option("--cpus", type=click.IntRange(1), default=None, help="CPUs of an embedded Ray.")
 @ADDRESS
@@ -180,9 +180,9 @@ def catalog_files(name: str, raw: Path, **options: Any) -> None:
 @click.argument("records", nargs=-1, required=True, metavar="RECORD_ID...")
 @raw_options
 def catalog_locate(name: str, records: tuple[str, ...], raw: Path, **options: Any) -> None:
-    """Print the raw file of records of the dataset NAME, by listing the raw folder again.
+    """Print the raw files of records of the dataset NAME, found by listing the raw folder again.
 
-    For datasets whose file names name patients, catalogs hold no file names.
+    If a dataset's file names identify patients, its catalogs contain no file names.
 
     \b
     benchmd catalog locate ptb-xl --raw ~/data/ptb-xl HR00001 HR00002
@@ -219,7 +219,7 @@ def catalog_verify(path: Location) -> None:
 @click.argument("path", type=CATALOG)
 @click.option("--out", type=FILE, required=True, help="HDF5 file to write.")
 def catalog_export(path: Location, out: Path) -> None:
-    """Write the catalog at PATH as one HDF5 file, with its labels and how it was built.
+    """Write the catalog at PATH as one HDF5 file, with labels and build information.
 
     \b
     benchmd catalog export catalogs/lndb --out lndb.h5
@@ -237,7 +237,7 @@ def catalog_export(path: Location, out: Path) -> None:
 @click.argument("file", type=FILE)
 @click.option("--out", type=FOLDER, required=True, help="Folder of the catalog.")
 def catalog_import(file: Path, out: Path) -> None:
-    """Make a catalog of FILE, which `benchmd catalog export` wrote; its records stay the same.
+    """Make a catalog from FILE, written by `benchmd catalog export`, with the same records.
 
     \b
     benchmd catalog import lndb.h5 --out catalogs/lndb

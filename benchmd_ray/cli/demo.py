@@ -20,7 +20,7 @@ next: benchmd list {out}/runs                                the runs, their sta
       benchmd bench list                                     open benchmarks (`bench show NAME`)
       benchmd run --dry-run                                  the paper's benchmark, and for how long
       benchmd submit -- run --catalog … --store …            on a cluster (docs/cluster.md)"""
-"""What the demo ends with: at most ten lines with what comes before."""
+"""Last lines of the demo; at most ten in total with the lines before."""
 
 
 @main.command()
@@ -38,8 +38,8 @@ next: benchmd list {out}/runs                                the runs, their sta
 def demo(out: Path, modalities: tuple[str, ...], everything: bool, address: str | None) -> None:
     """Run the benchmark on small synthetic data, in three minutes on two cores.
 
-    From raw files to a report: pretraining, transfer and other hospitals; of the first modality
-    (with --all, ECG) also a search of settings and out-of-distribution detection.
+    From raw files to a report: pretraining, transfer and evaluation on other hospitals; for the
+    first modality (with --all, ECG) also a search of settings and out-of-distribution detection.
 
     \b
     benchmd demo                      # ECG
@@ -50,12 +50,12 @@ def demo(out: Path, modalities: tuple[str, ...], everything: bool, address: str 
     from benchmd_ray.service.demo import demo as run_demo
 
     if everything and modalities:
-        raise click.UsageError("--all takes all modalities: leave --modality out.")
+        raise click.UsageError("--all includes all modalities: omit --modality.")
     chosen = () if everything else modalities or USUAL
     whole = run_demo(out, echo, address, chosen, on_ray=everything)
     if not whole:
         sys.exit(1)
-    print_report([out / "runs"], out / "report", brief=True)  # earlier calls' modalities, too
+    print_report([out / "runs"], out / "report", brief=True)  # includes modalities of earlier calls
     echo()
     for line in NEXT.splitlines():
         echo(line.format(out=out))

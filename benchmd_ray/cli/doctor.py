@@ -1,4 +1,4 @@
-"""``benchmd doctor``: what this machine has, what is missing, and how to get it."""
+"""``benchmd doctor``: checks of this machine, with remedies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def doctor(*, as_json: bool) -> None:
     """Check what this machine has and lacks, and how to install what is missing.
 
     Looks at versions, GPUs, compiler, memory, disks and the cluster; starts and changes nothing.
-    Exits with 1 where something is missing that nothing works without.
+    Exits with 1 if a requirement is missing.
     """
     from benchmd_ray.service.doctor import findings
 

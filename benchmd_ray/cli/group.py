@@ -1,4 +1,4 @@
-"""Groups and commands: the options of all of them, their help, and how errors are shown."""
+"""Groups and commands: common options, help, and display of errors."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ REMEDIES = {
     errno.EPERM: NOT_ALLOWED,
     errno.EROFS: NOT_ALLOWED,
     errno.ENOTDIR: "a part of the path is a file, choose another folder",
-    errno.EISDIR: "expected a file, or a path that is free",
+    errno.EISDIR: "expected a file, or a path that does not exist",
     errno.ENOENT: "check the path; its folder does not exist or cannot be made",
     **{
         number: f"{remedy}, then start the same command again"
         for number, (_, remedy) in FULL.items()
     },
 }
-"""What to do where the system refuses, by its number of the error."""
+"""Remedies by error number of the system."""
 
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -44,9 +44,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Clusters": ("submit", "jobs"),
     "Settings and shell": ("settings", "completion"),
 }
-"""Commands in the order in which help lists them; those of benchmarks come last."""
+"""Commands in the order of the help; those of benchmarks come last."""
 LONGEST_SENTENCE = 200
-"""Of a command in a list, in characters."""
+"""Longest description of a command in a list, in characters."""
 
 
 def _add_cards(ctx: click.Context, param: click.Parameter, folders: tuple[Path, ...]) -> None:
@@ -68,7 +68,7 @@ def _quieten(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None
 
 
 VERBOSE = "benchmd_ray.cli.verbose"
-"""Of a context's ``meta``: whether to log more."""
+"""Key of a context's ``meta``: whether to log more."""
 
 
 def _tell_more(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:
@@ -83,14 +83,15 @@ def _tell_more(ctx: click.Context, param: click.Parameter, is_asked: bool) -> No
 
 
 def verbose() -> bool:
-    """Whether the command at work was given ``--verbose``."""
+    """Whether the running command was given ``--verbose``."""
     ctx = click.get_current_context(silent=True)
     return ctx is not None and bool(ctx.find_root().meta.get(VERBOSE))
 
 
 MANY = 16
-"""Options of a command from which on its help lists them by what they are for, the rare ones only
-in ``--help-all``."""
+"""Number of options from which on a command's help groups them by purpose and shows rare ones only
+in ``--help-all``.
+"""
 OPTION_SECTIONS: dict[str, tuple[str, ...]] = {
     "Search": ("sampler", "stopping", "evaluations", "choosing", "cost", "universal"),
     "Space": ("space", "held", "portfolio", "learned"),
@@ -105,7 +106,7 @@ OPTION_SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Messages and help": ("quiet", "verbose", "_click_default_help", "help_all"),
 }
-"""Options by what they are for, by the names of their parameters; others are what is chosen."""
+"""Options by purpose, by names of their parameters; all others select what to run."""
 RARE = frozenset(
     {
         *("also", "evaluated", "policies", "any_md5"),
@@ -117,7 +118,7 @@ RARE = frozenset(
 )
 """Options that most users never need, by the names of their parameters."""
 ALL_OPTIONS = "benchmd_ray.cli.all_options"
-"""Of a context's ``meta``: whether help lists the rare options, too."""
+"""Key of a context's ``meta``: whether help lists the rare options, too."""
 
 
 def _print_all(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:
@@ -129,10 +130,10 @@ def _print_all(ctx: click.Context, param: click.Parameter, is_asked: bool) -> No
 
 
 class Command(click.Command):
-    """A command that takes folders of cards, and allows the plug-ins that its user names."""
+    """A command that accepts folders of cards, and allows the plug-ins that its user names."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the options by what they are for; of a command with many the usual ones only."""
+        """List the options by purpose; for a command with many options only the common ones."""
         options = [p for p in self.get_params(ctx) if p.get_help_record(ctx) is not None]
         if len(options) < MANY:
             super().format_options(ctx, formatter)
@@ -199,13 +200,13 @@ class Command(click.Command):
 
 
 class Commands(click.Group):
-    """A group that prints errors which a user can correct without a traceback, and exits with 1."""
+    """A group that prints user errors without a traceback, and exits with 1."""
 
     command_class = Command
     group_class = type
 
     def __init__(self, *args: Any, of_benchmarks: bool = False, **named: Any) -> None:
-        """Take a group's arguments, and whether benchmarks' own commands are among its commands."""
+        """Take a group's arguments, and whether it includes the benchmarks' commands."""
         super().__init__(*args, **named)
         self._of_benchmarks = of_benchmarks
 
@@ -227,7 +228,7 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with a whole sentence each; the program's by what they are for."""
+        """List the commands with a whole sentence each; the main group's by purpose."""
         left = self.list_commands(ctx)
         sections = []
         for title, names in SECTIONS.items() if self._of_benchmarks else ():
@@ -246,7 +247,7 @@ class Commands(click.Group):
                     formatter.write_dl(rows)
 
     def main(self, *args: Any, **named: Any) -> Any:
-        """Parse a command line and run what it names; see `click.Command.main`."""
+        """Parse and run a command line; see `click.Command.main`."""
         with guarded():
             return super().main(*args, **named)
 
@@ -263,14 +264,14 @@ class Commands(click.Group):
             echo("interrupted: the same command resumes where it stopped", err=True)
             number = interrupt.args[0] if isinstance(interrupt, Stopped) else signal.SIGINT
             ctx.exit(128 + number)
-        except OSError as error:  # a full disk, a folder that cannot be written, …
+        except OSError as error:  # such as a full disk or a read-only folder
             echo(f"error: {_of_system(error)}", err=True)
         ctx.exit(1)
 
 
 @contextmanager
 def _visible_usage() -> Iterator[None]:
-    """Escape what click's errors quote of a command line: click prints them by itself."""
+    """Escape the command line in click's errors, which click prints by itself."""
     try:
         yield
     except click.ClickException as error:
@@ -279,7 +280,7 @@ def _visible_usage() -> Iterator[None]:
 
 
 def _of_system(error: OSError) -> str:
-    """What the system refused, where, and what to do."""
+    """Message on what the system refused, where, and what to do."""
     place, number = error.filename2 or error.filename, full_number(error)
     remedy = REMEDIES.get(number or error.errno or 0)
     if place is None:
@@ -305,7 +306,7 @@ def main() -> None:
       benchmd report          predictions     -> tables, figures, one page
 
     Settings default to the fixed protocol of the paper. A run is named by the hash of what
-    determines it: repeated commands do nothing twice and resume where they were interrupted.
+    determines it, so repeated commands do nothing twice and resume where they were interrupted.
 
     \b
     Try it without any data:  benchmd demo

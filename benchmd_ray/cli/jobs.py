@@ -17,18 +17,18 @@ from benchmd_ray.errors import BenchmdError, unknown_name
 ADDRESS = click.option(
     "--address",
     metavar="URL",
-    help="The cluster's dashboard; else RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265.",
+    help="The cluster's dashboard. Default: RAY_API_SERVER_ADDRESS, or http://127.0.0.1:8265.",
 )
 JOB = click.argument("job", metavar="ID")
 
 LOCAL = {"completion", "demo", "jobs", "submit"}
-"""Commands that are of use only where one sits."""
+"""Commands that are useful only on the local machine."""
 
 CARRIED = {"settings_file", "space", "split_table", "weights"}
-"""Parameters that name files of this machine, which a job takes along."""
+"""Parameters that name local files, which are copied to a job."""
 
 CARRIED_BYTES = 64 * 2**20
-"""Largest file that is carried; what is larger belongs on storage that all nodes see."""
+"""Largest file that is copied; larger ones belong on shared storage."""
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
@@ -45,10 +45,10 @@ CARRIED_BYTES = 64 * 2**20
     "--nodes",
     default="",
     metavar="NODES",
-    help="Nodes that a cluster which grows on demand is to have while the job works, such as "
-    "'8*CPU=16,GPU=1': plans use what is there.",
+    help="Nodes to request from a cluster that grows on demand, such as '8*CPU=16,GPU=1'; plans "
+    "use only existing nodes.",
 )
-@click.option("--name", help="Part of the job's id; else the command.")
+@click.option("--name", help="Part of the job's id. Default: the command.")
 @click.option("--follow", "following", is_flag=True, help="Print the job's output until it ends.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -64,10 +64,10 @@ def submit(
 ) -> None:
     """Run COMMAND as a job of a Ray cluster; prints the job's id.
 
-    COMMAND is one of these commands after `--`, with the paths as the nodes see them: absolute, or
-    s3://…. Files named by --settings, --space, --split-table and --weights are of this machine and
-    go along, and so does this package. The same command submitted again resumes where the first
-    job stopped. With --follow the exit code is the job's.
+    COMMAND is a benchmd command after `--`, with paths as on the nodes: absolute, or s3://…. Files
+    given to --settings, --space, --split-table and --weights are local and are copied to the job,
+    and so is this package. The same command submitted again resumes where the first job stopped.
+    With --follow the exit code is the job's.
 
     \b
     benchmd submit -- run --catalog /catalogs --store s3://lab/study
@@ -86,17 +86,17 @@ def submit(
 
 
 def checked(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
-    """A command as a job runs it, and the files that it takes along, by path in the job's folder.
+    """The command of a job, and the files to copy, by path in the job's folder.
 
     Raises:
-        click.UsageError: It is none of our commands, or its options are wrong.
-        BenchmdError: It is of no use on a cluster, or a path means nothing there.
+        click.UsageError: It is not a benchmd command, or its options are wrong.
+        BenchmdError: It is not useful on a cluster, or a path is not valid there.
     """
     chosen, names, rest = _command(command)
     with chosen.make_context(" ".join(["benchmd", *names]), list(rest)) as context:
         params = context.params
     if params.get("address"):
-        raise BenchmdError("leave --address out after `--`: a job works on the cluster it is on.")
+        raise BenchmdError("omit --address after `--`: a job uses the cluster that it runs on.")
     files: dict[str, Path] = {}
     for param in chosen.params:
         for path in _paths(params.get(param.name or "")):
@@ -105,8 +105,8 @@ def checked(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
                 rest = _replaced(rest, param, path, inside)
             elif not path.is_absolute():
                 raise BenchmdError(
-                    f"{_named(param)} is the relative path {str(path)!r}, which would lie in the "
-                    "job's own folder: name an absolute path that all nodes see, or s3://…."
+                    f"{_named(param)} is the relative path {str(path)!r}, which would be inside "
+                    "the job's folder: name an absolute path on shared storage, or s3://…."
                 )
     _require_known(params)
     return [*names, *rest], files
@@ -119,12 +119,14 @@ def _require_known(params: Mapping[str, Any]) -> None:
 
     load_settings(params.get("settings_file"), params.get("assignments", ()))
     for name in (params.get("technique"), *params.get("techniques", ())):
-        if name and name != SCRATCH and ":" not in name:  # one's own is known on the cluster
+        if (
+            name and name != SCRATCH and ":" not in name
+        ):  # custom ones are only known on the cluster
             technique_named(name, also=(SCRATCH,))
 
 
 def _command(words: Sequence[str]) -> tuple[click.Command, list[str], list[str]]:
-    """The command, its names, and the arguments after them."""
+    """The command, its name parts, and the arguments after them."""
     command: click.Command = main
     names, rest = [], list(words)
     while isinstance(command, click.Group):
@@ -132,7 +134,7 @@ def _command(words: Sequence[str]) -> tuple[click.Command, list[str], list[str]]
         if not rest:
             raise BenchmdError(f"name a command after `--`: one of {', '.join(sorted(commands))}.")
         if rest[0] in LOCAL and rest[0] in command.commands:
-            raise BenchmdError(f"`benchmd {rest[0]}` is of use on this machine only.")
+            raise BenchmdError(f"`benchmd {rest[0]}` is useful only on this machine.")
         if rest[0] not in commands:
             raise unknown_name("command", rest[0], commands)
         names.append(rest.pop(0))
@@ -151,23 +153,23 @@ def _named(param: click.Parameter) -> str:
 
 
 def _carried(param: click.Parameter, path: Path) -> str:
-    """Path of a local file in the job's folder; empty for weights that the nodes have."""
+    """Path of a local file in the job's folder; empty for weights that are on the nodes."""
     nodes_have_it = param.name == "weights" and path.is_absolute()
     if path.is_file() and path.stat().st_size <= CARRIED_BYTES:
         return f"files/{param.name}-{path.name}"
     if nodes_have_it:
         return ""
     if not path.is_file():
-        raise BenchmdError(f"{_named(param)}: there is no file {path} here to take along.")
+        raise BenchmdError(f"{_named(param)}: there is no local file {path}.")
     raise BenchmdError(
         f"{_named(param)}: {path} has {path.stat().st_size:,} bytes, more than the "
-        f"{CARRIED_BYTES:,} that a job takes along: put it where all nodes see it under the same "
-        "absolute path."
+        f"{CARRIED_BYTES:,} that can be copied to a job: put it on shared storage under the same "
+        "absolute path on all nodes."
     )
 
 
 def _replaced(rest: list[str], param: click.Parameter, path: Path, inside: str) -> list[str]:
-    """Arguments in which an option names a file as it is in the job's folder."""
+    """Arguments in which an option names its file in the job's folder."""
     replaced = list(rest)
     for number, argument in enumerate(rest):
         option, equals, value = argument.partition("=")
@@ -181,7 +183,7 @@ def _replaced(rest: list[str], param: click.Parameter, path: Path, inside: str) 
 
 
 def _follow(ctx: click.Context, job: str, address: str | None) -> None:
-    """Print what a job prints and exit as it does; Ctrl-C ends only the printing."""
+    """Print a job's output and exit with its code; Ctrl-C only ends the printing."""
     from benchmd_ray.service.submit import follow
 
     try:
@@ -189,8 +191,8 @@ def _follow(ctx: click.Context, job: str, address: str | None) -> None:
             code = follow(job, printed.take, address)
     except KeyboardInterrupt:
         echo(
-            f"the job continues; see it: benchmd jobs logs --follow {job}; "
-            f"end it: benchmd jobs stop {job}",
+            f"the job continues; follow it: benchmd jobs logs --follow {job}; stop it: benchmd "
+            f"jobs stop {job}",
             err=True,
         )
         ctx.exit(130)
@@ -198,7 +200,7 @@ def _follow(ctx: click.Context, job: str, address: str | None) -> None:
 
 
 class _Printed:
-    """Prints the lines of a text that arrives in pieces; within, until its last line is whole."""
+    """Prints complete lines of a text that arrives in pieces; the rest at the context's end."""
 
     def __init__(self) -> None:
         self._rest = ""
@@ -211,7 +213,7 @@ class _Printed:
             echo(self._rest)
 
     def take(self, text: str) -> None:
-        """Print the lines that are whole with this piece."""
+        """Print the lines that this piece completes."""
         *lines, self._rest = f"{self._rest}{text}".split("\n")
         for line in lines:
             echo(line.removesuffix("\r"))
@@ -225,7 +227,7 @@ def jobs() -> None:
 @jobs.command("list")
 @ADDRESS
 def jobs_list(address: str | None) -> None:
-    """List the jobs: status, when they began (UTC), for how long, and the command."""
+    """List the jobs: status, start (UTC), duration and command."""
     from benchmd_ray.service.submit import jobs as submitted
 
     for job in submitted(address):

@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Real(click.FloatRange):
-    """A number within a range, and not nan or infinite, as `click.FloatRange` lets pass."""
+    """A finite number within a range; `click.FloatRange` would accept nan and infinity."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -34,12 +34,12 @@ class Real(click.FloatRange):
 
 
 class FolderType(click.Path):
-    """A folder, or an address on S3 where that is possible; a file only where that is said."""
+    """A folder, or an address on S3 if allowed; a file only if allowed."""
 
     def __init__(
         self, on_s3: Callable[[str], Any] | None = None, *, file_okay: bool = False
     ) -> None:
-        """`on_s3` turns an address into a location; without it an address is refused."""
+        """`on_s3` converts an address to a location; without it an address is refused."""
         super().__init__(path_type=Path, file_okay=file_okay)
         self._on_s3 = on_s3
 
@@ -51,17 +51,17 @@ class FolderType(click.Path):
     ) -> Any:
         """The folder or the location."""
         text = os.fspath(value)
-        if text.startswith("s3:/") and not text.startswith("s3://"):  # nor is it a folder's name
+        if text.startswith("s3:/") and not text.startswith("s3://"):  # nor a folder's name
             self.fail(f"{text} is not an address on S3: expected s3://BUCKET/PREFIX.", param, ctx)
         if not text.startswith("s3://"):
             return super().convert(value, param, ctx)
-        if self._on_s3 is None:  # else a folder s3: would be made
+        if self._on_s3 is None:  # otherwise a folder s3: would be made
             self.fail("expected a folder: only catalogs and stores may be on S3.", param, ctx)
         return self._on_s3(text)
 
 
 class UpstreamType(FolderType):
-    """A run's folder, or the name of a technique that takes an encoder from elsewhere."""
+    """A run's folder, or the name of a technique with an external encoder."""
 
     def convert(
         self,
@@ -89,24 +89,24 @@ def _mirror(address: str) -> Any:
 
 FOLDER = FolderType()
 CATALOG = FolderType(_location)
-"""For every option or argument that names a catalog or a folder of several."""
+"""For options and arguments that name a catalog or a folder of catalogs."""
 DATA = FolderType(_location, file_okay=True)
 """A catalog, a file, or a folder of files."""
 STORE = FolderType(_mirror)
-"""For every option or argument that names a store or runs; on S3, the folder that mirrors it."""
+"""For options and arguments that name a store or runs; for S3, the folder that mirrors it."""
 RUNS = Path("runs")
-"""The store where none is named."""
+"""The default store."""
 UPSTREAM = UpstreamType(_mirror)
-"""For an option that names what a transfer starts from."""
+"""For an option that names the start of a transfer."""
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 LONGEST_TAG = 64
-"""Characters that W&B takes for a tag."""
+"""Most characters of a tag in W&B."""
 
 
 def wandb_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of a command that can be followed in W&B; they become its ``dashboard``."""
+    """W&B options of a command; they become its ``dashboard`` argument."""
 
     @functools.wraps(command)
     def tracked(
@@ -146,7 +146,8 @@ WANDB = (
         default="off",
         show_default=True,
         metavar="MODE",
-        help="Log to Weights & Biases: auto (online with a key, else offline), online or offline.",
+        help="Log to Weights & Biases: auto (online with a key, otherwise offline), online or "
+        "offline.",
     ),
     click.option(
         "--wandb-project",
@@ -181,15 +182,15 @@ def complete_modality(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def complete_technique(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of techniques, scratch among them, for the shell."""
-    from benchmd_ray.ssl import SCRATCH, TECHNIQUES
+    """Names of techniques, including scratch, for the shell."""
+    from benchmd_ray.ssl import BASELINES, SCRATCH, TECHNIQUES
 
     first = () if getattr(ctx, "info_name", "") == "pretrain" else (SCRATCH,)
-    return [name for name in (*first, *TECHNIQUES) if name.startswith(incomplete)]
+    return [name for name in (*first, *TECHNIQUES, *BASELINES) if name.startswith(incomplete)]
 
 
 def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of settings, and after ``=`` the values of those that take some only, for the shell."""
+    """Names of settings, and after ``=`` the values of those with fixed choices, for the shell."""
     from benchmd_ray.settings.definition import ENCODERS, setting_names
     from benchmd_ray.settings.explain import values
 
@@ -256,7 +257,9 @@ TFLOPS = click.option(
     type=float,
     help="Estimate for another machine: sustained TFLOP/s of each device.",
 )
-ADDRESS = click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+ADDRESS = click.option(
+    "--address", help="Work on the Ray cluster at this address. Default: an embedded Ray."
+)
 SETTINGS = click.option("--settings", "settings_file", type=FILE, help="YAML file of settings.")
 SET = click.option(
     "--set",
@@ -283,7 +286,7 @@ def execution_options(command: F) -> F:
             type=STORE,
             default=RUNS,
             show_default=True,
-            help="Folder of all runs (on a cluster, one that all nodes see), or s3://BUCKET/PREFIX.",
+            help="Folder of all runs (on a cluster, on shared storage), or s3://BUCKET/PREFIX.",
         ),
     ):
         command = option(command)
@@ -291,7 +294,7 @@ def execution_options(command: F) -> F:
 
 
 def chosen(options: Mapping[str, Any], **more: Any) -> Choice:
-    """The choice of a command with the options for catalogs, settings and a benchmark."""
+    """The `Choice` from a command's options for catalogs, settings and a benchmark."""
     from benchmd_ray.evaluation.registry import benchmark
     from benchmd_ray.service.choice import Choice
 
@@ -306,7 +309,7 @@ def chosen(options: Mapping[str, Any], **more: Any) -> Choice:
 
 
 def or_runs(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> Any:
-    """The default store where an argument names none."""
+    """The given stores, or the default one."""
     return paths or (RUNS,)
 
 
@@ -348,8 +351,8 @@ def raw_options(command: F) -> F:
             "--hold-out",
             multiple=True,
             metavar="CONDITION",
-            help="Keep patients with this class, finding, code or flag out of all training, to be "
-            "detected as out of distribution; can be given several times.",
+            help="Exclude patients with this class, finding, code or flag from all training, to be "
+            "detected as out of distribution (repeatable).",
         ),
         click.option(
             "--split-table", type=FILE, help="BenchMD's released split table (--policy released)."

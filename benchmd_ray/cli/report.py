@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmd_ray.tracking.dashboard import Dashboard
 
 FOLLOW_SECONDS = 15
-"""Between two looks of a report that follows."""
+"""Seconds between checks of a report with --follow."""
 RESAMPLES = click.option(
     "--resamples",
     type=click.IntRange(1),
@@ -48,8 +48,8 @@ RESAMPLES = click.option(
     type=click.Choice(["main", "all", "none"]),
     default="main",
     show_default=True,
-    help="Figures to draw, as SVG and PNG: about twenty, those of each dataset and setting too, or "
-    "none.",
+    help="Figures to draw, as SVG and PNG: main (about twenty), all (also for each dataset and "
+    "setting), or none.",
 )
 @click.option("--follow", is_flag=True, help="Write it again whenever RUNS change, until Ctrl-C.")
 @JSON
@@ -65,11 +65,11 @@ def report(
     dashboard: Dashboard,
     as_json: bool,
 ) -> None:
-    """Report on RUNS (run folders or stores): print the main table and write all that it rests on.
+    """Report on RUNS (run folders or stores): print the main table and write the full report.
 
-    If RUNS is omitted, ./runs is used. The folder gets report.html, which needs nothing else,
-    the tables as CSV, Markdown and LaTeX, and the figures. Searches of the stores are reported too,
-    with tuned runs next to the others.
+    If RUNS is omitted, ./runs is used. The folder gets a self-contained report.html, the tables as
+    CSV, Markdown and LaTeX, and the figures. Searches in the stores are included, with tuned runs
+    next to the others.
 
     \b
     benchmd report runs
@@ -79,7 +79,7 @@ def report(
     """
     if follow:
         if dashboard.mode != "off":
-            raise click.UsageError("a report that follows is not sent: leave --wandb out.")
+            raise click.UsageError("a report with --follow is not sent: omit --wandb.")
         if as_json:
             raise click.UsageError("a report that follows never ends: leave --json out.")
         _follow(list(paths), out, resamples=resamples, figures=figures, baseline=baseline)
@@ -110,7 +110,7 @@ def print_report(
 ) -> bool:
     """Print the main table of runs and write the report into a folder.
 
-    What cannot be read of a store is named in the notes and skipped.
+    Unreadable files of a store are skipped and named in the notes.
 
     Args:
         paths: Runs, and stores of runs and searches.
@@ -123,7 +123,7 @@ def print_report(
         sent: Folder for the part of the report that may be sent to W&B.
 
     Returns:
-        Whether any of it rests on synthetic data.
+        Whether any result is based on synthetic data.
     """
     from benchmd_ray.report.analysis import analyse_stores
     from benchmd_ray.report.matrix import matrix_lines, matrix_of
@@ -175,18 +175,18 @@ def _follow(
                     )
                     echo(time.strftime("%H:%M:%S"))
                     write_report(analysis, out, figures, echo, refresh=FOLLOW_SECONDS)
-            except (BenchmdError, FileNotFoundError) as error:  # nothing yet, or just being written
+            except (BenchmdError, FileNotFoundError) as error:  # missing, or just being written
                 if str(error) != message:
                     message = str(error)
                     echo(f"{time.strftime('%H:%M:%S')} waiting: {message}")
             time.sleep(FOLLOW_SECONDS)
     finally:
-        if analysis is not None:  # a page that does not load itself again
+        if analysis is not None:  # the final page no longer reloads itself
             write_report(analysis, out, figures, echo)
 
 
 def print_table(table: Table | None) -> None:
-    """Print a table, if there is one, with its caption above."""
+    """Print a table, if any, below its caption."""
     from benchmd_ray.report.formats import aligned
     from benchmd_ray.report.table import plain
 
@@ -204,17 +204,17 @@ def print_table(table: Table | None) -> None:
     help="Write the comparison of all cells as CSV.",
 )
 @click.option(
-    "--all", "everything", is_flag=True, help="Show also what is not comparable, and why."
+    "--all", "everything", is_flag=True, help="Also show results that are not comparable, and why."
 )
 @RESAMPLES
 def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resamples: int) -> None:
-    """Compare RUNS (run folders or stores) with the numbers that the paper gives.
+    """Compare RUNS (run folders or stores) with the paper's results.
 
     If RUNS is omitted, ./runs is used.
 
-    Each result that both have is shown with the paper's AUROC, ours with its interval, and whether
-    the paper's is inside the interval. Not compared: runs with settings other than the fixed
-    protocol's, with another source or split, and datasets with less than half of their records.
+    Each common result is shown with the paper's AUROC, ours with its interval, and whether the
+    paper's is inside the interval. Runs with settings other than the fixed protocol's, another
+    source or split, and datasets with less than half of their records are not compared.
 
     \b
     benchmd compare runs
@@ -234,7 +234,7 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
     for line in summary(frame):
         echo(line)
     if len(chosen) < len(frame):
-        echo("Show what is not comparable with --all.")
+        echo("Use --all to show results that are not comparable.")
     for note in stored.notes:
         echo(note)
     if out is not None:

@@ -1,4 +1,4 @@
-"""``benchmd run``: the whole benchmark, or what is chosen of it, as one plan."""
+"""``benchmd run``: the whole benchmark, or a part of it, as one plan."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ if TYPE_CHECKING:
     multiple=True,
     shell_complete=complete_technique,
     help="Only this technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae, "
-    "package.module:name (your own method), hf:FOLDER (a transformers model) or "
-    "model:package.module:name (your own encoder). Default: all built-in techniques.",
+    "random-kernels (a baseline without training), package.module:name (your own method), "
+    "hf:FOLDER (a transformers model) or model:package.module:name (your own encoder). "
+    "Default: all built-in techniques but random-kernels.",
 )
 @click.option(
     "--setting",
@@ -120,7 +121,7 @@ def run(*, store: Path, **options: Any) -> None:
     if options["items"] or options["gpus"] is not None or options["as_json"]:
         raise click.UsageError("--items, --gpus and --json go with --dry-run: nothing was started.")
     if not choice.catalogs:
-        raise click.UsageError("name catalogs with --catalog, or look at the plan with --dry-run.")
+        raise click.UsageError("name catalogs with --catalog, or see the plan with --dry-run.")
     _execute(choice, store, options)
 
 
@@ -137,7 +138,7 @@ def _show(choice: Choice, store: Path, options: dict[str, Any]) -> None:
 
 
 def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
-    """Execute the plan and print the outcome; exits with 1 where anything failed."""
+    """Execute the plan and print the outcome; exits with 1 if anything failed."""
     from benchmd_ray.cluster.connection import connected, embedded
     from benchmd_ray.runs.store import shown
     from benchmd_ray.service.plan import make_plan
@@ -163,13 +164,13 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     if embedded(options["address"]):
         outcome = execute(plan_for(None))
     else:  # the plan depends on whether the cluster has GPUs
-        with connected(options["address"], cpus=0):  # its nodes may come later
+        with connected(options["address"], cpus=0):  # nodes may be added later
             device = _device_of_cluster()
             plan = plan_for(device)
             if device == "cpu" and choice.values_of("execution.device")[-1:] in ([], ["auto"]):
                 echo(
-                    "note: the cluster has no GPU now, so this is for CPUs: where GPU nodes come "
-                    "later, stop and name --set execution.device=cuda",
+                    "note: the cluster has no GPU now, so this is for CPUs: if GPU nodes are added "
+                    "later, stop and use --set execution.device=cuda",
                     err=True,
                 )
             outcome = execute(plan)
@@ -178,7 +179,7 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     if outcome.folders:
         echo(f"next: benchmd report {shown(store)}")
     if not outcome.whole:
-        echo("run the same command again for what failed; the rest is not repeated")
+        echo("run the same command again to retry the failed runs; the rest is not repeated")
         sys.exit(1)
 
 

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     "--technique",
     required=True,
     shell_complete=complete_technique,
-    help="e-mix, shed or mae; for images also imagenet, imagenet+mae or hf:FOLDER of transformers; "
-    "package.module:name of your own method; model:package.module:function of your own encoder.",
+    help="e-mix, shed, mae or random-kernels; for images also imagenet, imagenet+mae or "
+    "hf:FOLDER (a transformers model); package.module:name (your own method); "
+    "model:package.module:function (your own encoder).",
 )
 @click.option(
     "--weights",
     type=FILE,
-    help="ImageNet weights (model.safetensors of timm's ViT-Tiny); else downloaded.",
+    help="ImageNet weights (model.safetensors of timm's ViT-Tiny). Default: downloaded.",
 )
 @execution_options
 def pretrain(
@@ -82,8 +83,8 @@ def pretrain(
     "upstream",
     type=UPSTREAM,
     metavar="RUN",
-    help="Folder of a pretraining run; or an encoder that was trained elsewhere: hf:FOLDER of "
-    "transformers, or module:function of your own. Else from scratch.",
+    help="Folder of a pretraining run; an external encoder: hf:FOLDER (a transformers model) or "
+    "module:function (your own); or random-kernels. Default: from scratch.",
 )
 @click.option(
     "--target", "targets", type=CATALOG, multiple=True, help="Catalog to evaluate zero-shot."
@@ -99,7 +100,7 @@ def transfer(
     assignments: tuple[str, ...],
     address: str | None,
 ) -> None:
-    """Train on the source's labels; score its validation and the targets.
+    """Train on the source's labels; score its validation split and the targets.
 
     Prints the run's folder.
 
@@ -122,7 +123,9 @@ def transfer(
 @click.argument("run", type=STORE)
 @click.option("--catalog", "paths", type=CATALOG, multiple=True, required=True, help="Catalogs.")
 @click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
-@click.option("--address", help="Predict on the Ray cluster at this address; else in this process.")
+@click.option(
+    "--address", help="Predict on the Ray cluster at this address. Default: in this process."
+)
 @ALLOW
 def evaluate(
     run: Path, paths: tuple[Location, ...], assignments: tuple[str, ...], address: str | None
@@ -140,23 +143,25 @@ def evaluate(
 
 @main.command()
 @click.argument("run", type=STORE)
-@click.option("--out", type=FOLDER, required=True, help="Folder to write, empty or not there.")
+@click.option(
+    "--out", type=FOLDER, required=True, help="Folder to write, which must be empty or not exist."
+)
 @click.option("--torch-export", is_flag=True, help="Add model.pt2, which needs PyTorch only.")
 @click.option("--onnx", is_flag=True, help="Add model.onnx (needs the extra onnx).")
 @click.option(
     "--catalog",
     type=CATALOG,
-    help="Compare model.pt2 and model.onnx with the model on records of this catalog; else on "
+    help="Compare model.pt2 and model.onnx with the model on records of this catalog. Default: on "
     "seeded noise.",
 )
 @ALLOW
 def export(
     run: Path, out: Path, catalog: Location | None, *, torch_export: bool, onnx: bool
 ) -> None:
-    """Write the model of the finished RUN for others: weights, config.json and a model card.
+    """Export the model of the finished RUN: weights, config.json and a model card.
 
-    The folder is laid out as the Hugging Face hub has it. Its card states the data with their
-    licences, the scores with their intervals, and the limits.
+    The folder has the layout of the Hugging Face hub. Its card states the data with their licences,
+    the scores with their intervals, and the limitations.
 
     \b
     benchmd export runs/transfer-… --out model

@@ -22,7 +22,7 @@ from benchmd_ray.schema.plain_yaml import yaml_text
     default="ecg",
     shell_complete=complete_modality,
     show_default=True,
-    help="Modality whose fixed protocol to start from: ldct has another batch size.",
+    help="Modality of the fixed protocol (ldct has a different batch size).",
 )
 @click.option(
     "--explain",
@@ -32,7 +32,7 @@ from benchmd_ray.schema.plain_yaml import yaml_text
 def settings(
     settings_file: Path | None, assignments: tuple[str, ...], modality_name: str, explain: bool
 ) -> None:
-    """Print all settings as YAML; without further options these are the fixed protocol's."""
+    """Print all settings as YAML, by default those of the fixed protocol."""
     from benchmd_ray.data.cards import kind_of
     from benchmd_ray.settings.definition import as_dict, default_settings, load_settings
     from benchmd_ray.settings.explain import explained
@@ -55,6 +55,6 @@ def completion(shell: str) -> None:
     bash: eval "$(benchmd completion bash)"
     """
     script_class = get_completion_class(shell)
-    assert script_class is not None  # the choices are click's own
+    assert script_class is not None  # the choices are those of click
     for line in script_class(main, {}, "benchmd", "_BENCHMD_COMPLETE").source().splitlines():
         echo(line)

@@ -1,4 +1,4 @@
-"""Commands that look after stores of runs: ``list``, ``prune``."""
+"""Commands for stores of runs: ``list``, ``prune``, ``watch``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import JSON, STORE, or_runs, print_json
 from benchmd_ray.console.terminal import echo
 
-LEAVE = "Ctrl-C ends this view, and nothing else."
+LEAVE = "Ctrl-C ends only this view."
 
 
 @main.command("list")
@@ -29,7 +29,7 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: boo
 
     If STORE is omitted, ./runs is used.
 
-    The score is the best on the source's validation records, by which an epoch is kept.
+    The score is the best one on the source's validation records, which selects the epoch.
 
     \b
     benchmd list runs
@@ -58,20 +58,20 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: boo
     type=click.Choice(["models", "predictions"]),
     default="models",
     show_default=True,
-    help="What stays of finished runs: weights and predictions, or predictions only.",
+    help="What to keep of finished runs: weights and predictions, or predictions only.",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @click.option(
     "--mirror",
     is_flag=True,
-    help="Remove this machine's copies of weights that a store on S3 has; nothing of the store.",
+    help="Remove only this machine's copies of weights of a store on S3, nothing from the store.",
 )
 def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> None:
-    """Remove from each STORE what finished runs no longer need and killed runs left behind.
+    """Remove unneeded files of finished runs and leftovers of killed runs from each STORE.
 
     Predictions, metrics, settings and histories always stay, and so does the checkpoint of an
-    unfinished run. Whatever is in use is left alone. It does not ask.
-    Runs without weights cannot be evaluated on another dataset or be transferred from.
+    unfinished run. Files in use are not touched. There is no prompt. Runs without weights cannot be
+    evaluated on another dataset or used for transfer.
 
     \b
     benchmd prune runs                        # checkpoints of finished runs, half-written files
@@ -93,7 +93,7 @@ def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> N
 
 
 def print_pruned(pruned: Any, *, dry_run: bool) -> None:
-    """Print what was removed, what stays and why, and the bytes freed of each kind."""
+    """Print what was removed, what stays and why, and the bytes freed by kind."""
     from benchmd_ray.runs.retention import KINDS
 
     for removal in pruned.removals:
@@ -114,13 +114,13 @@ def print_pruned(pruned: Any, *, dry_run: bool) -> None:
     type=click.FloatRange(0.5),
     default=2.0,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between updates.",
 )
 def watch(stores: tuple[Path, ...], once: bool, every: float) -> None:
-    """Watch what happens in each STORE until Ctrl-C: runs at work, failures, searches.
+    """Watch each STORE until Ctrl-C: runs in progress, failures, searches.
 
-    Runs at work are those of this machine's processes, with the course of their loss, how fast
-    they are and when they will be done. Searches show their best trial so far.
+    The view lists the runs of this machine's processes with loss curve, speed and time left, and
+    searches with their best trial so far.
 
     \b
     benchmd watch runs

@@ -1,4 +1,4 @@
-"""``benchmd tune``: search hyperparameters, then train the start and what was found."""
+"""``benchmd tune``: search hyperparameters, then train the start and the choice."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     shell_complete=complete_transfer,
     help="What is searched (repeatable): pretrain, linear, or finetune-small, -medium, -large or "
-    "-full. Default: the benchmark's setting, else linear.",
+    "-full. Default: the benchmark's setting, or linear.",
 )
 @click.option(
     "--universal",
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     "--evaluations",
     type=click.IntRange(1, 50),
     help="Evaluations of a trial that is not stopped, each on other folds with another seed. "
-    "Default: 3, fewer from 5,000 patients on.",
+    "Default: 3, or fewer from 5,000 patients on.",
 )
 @click.option(
     "--choose",
@@ -113,8 +113,8 @@ if TYPE_CHECKING:
 @click.option(
     "--portfolio",
     type=FILE,
-    help="File of settings that scored above the default ones on other datasets, tried after "
-    "these; none tries no others. Default: the file that ships.",
+    help="File of settings that beat the default ones on other datasets, tried right after these; "
+    "none: do not try any. Default: the file of the package.",
 )
 @click.option(
     "--learn",
@@ -122,7 +122,8 @@ if TYPE_CHECKING:
     type=STORE,
     multiple=True,
     metavar="STORE",
-    help="Write a portfolio from the searches of this store into it, then stop (repeatable).",
+    help="Write a portfolio learned from the searches of this store into the first such store, "
+    "then stop (repeatable).",
 )
 @click.option(
     "--at-once", type=click.IntRange(1), help="Concurrent trials. Default: as many as fit."
@@ -134,7 +135,7 @@ if TYPE_CHECKING:
     type=int,
     multiple=True,
     default=(0,),
-    help="Seed of the runs after the search (repeatable); the first is also that of the search.",
+    help="Seed of the runs after the search (repeatable); the first is also used for the search.",
 )
 @POLICY
 @BENCH
@@ -154,15 +155,14 @@ if TYPE_CHECKING:
 def tune(*, store: Path, dashboard: Dashboard, **options: Any) -> None:
     """Search hyperparameters on the source's training records, then train the chosen settings.
 
-    A search never sees a split that is scored nor a target: its trials are trained and scored on
-    folds of the training split, cut by patient (and of the validation split of a dataset that has
-    one to choose by, as MedMNIST has), each with other seeds. Its first trial is what the settings
-    say, the fixed protocol where they say nothing. The best trials earn more evaluations; at the
-    end the best and the start are evaluated again on fresh folds, and the start is kept unless
-    a trial is better beyond chance. An interrupted search resumes by the same command, and one that
-    has ended resumes with more --trials. Afterwards the start and what was chosen are trained on
-    the whole training split and scored on the splits and targets that the search never saw; see
-    the report.
+    A search never sees scored splits or targets: its trials are trained and scored on patient-wise
+    folds of the training split (and of the validation split if that is not scored, as in MedMNIST),
+    with different seeds. The first trial, the start, has the given settings, by default those of
+    the fixed protocol. The best trials earn more evaluations; at the end the best ones and the
+    start are evaluated again on fresh folds, and the start is kept unless a trial is significantly
+    better. The same command resumes an interrupted search; more --trials continue a finished one.
+    Afterwards start and choice are trained on the whole training split and scored on the splits and
+    targets that the search never saw; see the report.
 
     \b
     benchmd tune --catalog catalogs --technique mae --setting linear --dry-run
@@ -182,24 +182,24 @@ def tune(*, store: Path, dashboard: Dashboard, **options: Any) -> None:
             and option.name != "learned"
         ]
         if named:
-            raise click.UsageError(f"--learn searches nothing: name it without {named[0]}.")
+            raise click.UsageError(f"--learn does not search: use it without {named[0]}.")
         _learn(options["learned"])
         return
     if not options["catalogs"] and not options["dry_run"]:
         raise click.UsageError(
-            "name a --catalog, look at the plan with --dry-run, or name a store to --learn from."
+            "name a --catalog, see the plan with --dry-run, or name a store to --learn from."
         )
     if options["gpus"] is not None and not options["dry_run"]:
         raise click.UsageError("--gpus goes with --dry-run: nothing was started.")
     tuning = _tuning(options)
     if options["dry_run"]:
-        to_run = "To search, build catalogs (`benchmd catalog build`): --catalog names them."
+        to_run = "To search, build catalogs (`benchmd catalog build`) and name them with --catalog."
         print_searches([tuning], store, options, to_run)
         return
     used = {name: options[name] for name in ("address", "cpus", "tflops", "search_only")}
     if not search_and_train(tuning, store, say=echo, dashboard=dashboard, **used):
         sys.exit(1)
-    following = "watch" if options["search_only"] else "report"  # which shows what runs scored
+    following = "watch" if options["search_only"] else "report"  # which shows the scores of runs
     echo(f"next: benchmd {following} {shown(store)}")
 
 

@@ -1,4 +1,4 @@
-"""The one place that starts Ray or joins a running one, and the environment for both."""
+"""The only place that starts or joins Ray, and the environment for it."""
 
 from __future__ import annotations
 
@@ -29,32 +29,34 @@ ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # by default a report waits for up to 2 s
     "RAY_DATA_USE_DATASOURCE_V2": "0",  # the V2 reader is slower and loses duplicate paths
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",  # commands show their own progress
-    "RAY_task_oom_retries": "3",  # by default a task that lacks memory is tried for ever
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that asks a Ray that has ended would start another
-    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it ends commands at SIGTERM, with 134
+    "RAY_task_oom_retries": "3",  # by default a task that lacks memory is retried forever
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that calls Ray after its end would start it again
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it would end commands at SIGTERM (exit code 134)
 }
-"""Set before Ray is imported, and for every worker; an embedded Ray inherits it."""
+"""Variables set before Ray is imported, and for every worker; an embedded Ray inherits them."""
 
 WITHIN_A_JOB = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
 """Lets a submitted job that has the same variables join Ray."""
 
 NODES = "BENCHMD_NODES"
-"""Nodes that a cluster must have before a command begins, see `asked_nodes`."""
+"""Variable for the nodes that a cluster must have before a command starts, see `asked_nodes`."""
 
 ONE = r"[\w.:/-]+=\d+(?:\.\d+)?"
-"""A resource and its amount in there."""
+"""Pattern of a resource and its amount in it."""
 
 NODES_SECONDS = 900.0
 
 EMBEDDED_STORE_BYTES = 512 * 2**20
-"""Object store of an embedded Ray: shards are written by tasks and do not pass through it."""
+"""Size of an embedded Ray's object store; shards are written by tasks and do not pass through
+it.
+"""
 
 
 CONNECT_SECONDS = 5.0
 
 
 def _require_listening(address: str) -> None:
-    """Fail at once (`OSError`) if nothing listens: Ray itself tries for minutes."""
+    """Fail at once (`OSError`) if nothing listens; Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
@@ -68,7 +70,8 @@ def _inherited() -> dict[str, str]:
 class _SearchPath(list[str]):
     """The module search path that Ray gives workers, without the working folder.
 
-    That folder may hold files of others, such as a store; a driver does not search it either.
+    That folder may contain modules of others, such as in a store; the driver does not search it
+    either.
     """
 
     def extend(self, folders: Iterable[str]) -> None:
@@ -91,7 +94,7 @@ def own_cpus() -> int:
 
 
 def connected_already() -> bool:
-    """Whether this process is connected to a Ray."""
+    """Whether this process is connected to Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
@@ -125,30 +128,30 @@ def _start(address: str | None, cpus: int) -> None:
                 object_store_memory=EMBEDDED_STORE_BYTES,
                 **common,
             )
-    except Exception as error:  # Ray raises that of all kinds, which may have one of the system
+    except Exception as error:  # Ray raises many kinds of errors, perhaps caused by a system error
         if not address:
             raise BenchmdError(f"cannot start Ray on this machine: {_why(error)}") from error
         raise BenchmdError(
             f"cannot reach Ray at {address}: {error}. Start it with `ray start --head`, set "
-            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to what that cluster was started with, or "
-            "leave --address out to run embedded."
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to the cluster's values, or omit --address to "
+            "run embedded."
         ) from error
 
 
 def _why(error: Exception) -> str:
-    """Why Ray does not start; on a full disk it only says that a process did not come up."""
+    """Why Ray does not start; on a full disk Ray only says that a process did not come up."""
     folder = Path(private_part("ray._common.utils", "get_default_system_temp_dir")())
     if is_disk_full(error, folder):
         return (
-            f"no space left in {folder}, where it keeps its own files. Free some space, or name "
-            "another folder as RAY_TMPDIR, and run the command again"
+            f"no space left in {folder}, where it keeps its own files. Free some space, or set "
+            "RAY_TMPDIR to another folder, and run the command again"
         )
     return str(error)
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Keep a Ray that is started within on this machine; `ray.init` has no options for it.
+    """Context in which Ray starts for this machine only; `ray.init` has no options for it.
 
     It listens on 127.0.0.1 instead of all interfaces, and starts in a third of the time without the
     autoscaler, the log monitor and the dashboard's server, none of which is used.
@@ -169,7 +172,7 @@ def _alone() -> Iterator[None]:
 def _own_signals() -> Iterator[None]:
     """Let Ray start completely and keep this process's signal handlers; `Stopped` for a signal.
 
-    Ray's own handler of SIGTERM ends the process at once, with an exit code of its own.
+    Ray's own handler of SIGTERM would end the process at once, with another exit code.
     """
     with replaced("ray._private.utils", "set_sigterm_handler", lambda _: None), deferred():
         yield
@@ -177,17 +180,17 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
-    """A Ray to work on: the cluster at ``address``, or an embedded one for the time being.
+    """Connect to the cluster at ``address``, or start an embedded Ray for the duration.
 
     Args:
         address: ``auto``, ``host:port`` or ``ray://…`` of a running cluster. None takes
-            ``RAY_ADDRESS`` (set in a submitted job), else starts a local Ray in this process.
-            A Ray that this process is connected to is used as it is.
-        cpus: Logical CPUs that the work needs at once; a local Ray offers at least these.
+            ``RAY_ADDRESS`` (set in a submitted job), otherwise starts a local Ray in this process.
+            An existing connection is reused.
+        cpus: Logical CPUs that the work needs at once; a local Ray offers at least this number.
 
     Raises:
         BenchmdError: The cluster cannot be reached.
-        NoRoom: It is too small.
+        NoRoom: The cluster is too small.
     """
     for name, value in (ENVIRONMENT | WITHIN_A_JOB).items():
         os.environ.setdefault(name, value)
@@ -216,8 +219,8 @@ def _require_cpus(cpus: int) -> None:
     if available < cpus:
         raise NoRoom(
             f"the work needs {count_of(cpus, 'CPU')} at once and the cluster has {available:g}. "
-            "Take fewer workers (execution.workers) or a larger cluster; one that grows on demand "
-            f"is asked for nodes by `benchmd submit --nodes` or {NODES}."
+            "Use fewer workers (execution.workers) or a larger cluster; from one that grows on "
+            f"demand, request nodes with `benchmd submit --nodes` or {NODES}."
         )
 
 
@@ -228,7 +231,7 @@ def asked_nodes(text: str) -> list[dict[str, float]]:
         match = re.fullmatch(rf"(?:([1-9]\d*)\*)?({ONE}(?:,{ONE})*)", group)
         if not match:
             raise BenchmdError(
-                f"{group!r} asks for no nodes: expected NUMBER*RESOURCE=AMOUNT,…, such as "
+                f"{group!r} does not describe nodes: expected NUMBER*RESOURCE=AMOUNT,…, such as "
                 "'8*CPU=16,GPU=1'."
             )
         parts = [part.partition("=") for part in match[2].split(",")]
@@ -239,8 +242,8 @@ def asked_nodes(text: str) -> list[dict[str, float]]:
 def ask(bundles: list[dict[str, float]]) -> None:
     """Tell the cluster's autoscaler, if there is one, which resources are needed.
 
-    It keeps only the last request of anybody. The nodes that `NODES` names are the minimum; bundles
-    that do not fit on them are requested in addition.
+    The autoscaler keeps only the last request of any client. The nodes of `NODES` are the minimum;
+    bundles that do not fit on them are requested in addition.
     """
     from ray.autoscaler.sdk import request_resources
 
@@ -257,9 +260,9 @@ def ask(bundles: list[dict[str, float]]) -> None:
 
 @contextmanager
 def _asked_for(nodes: list[dict[str, float]]) -> Iterator[None]:
-    """Request these nodes and wait for them; proceed with some of each kind at the deadline.
+    """Request these nodes and wait for them; at the deadline, one of each kind is enough.
 
-    Work that needs to know the cluster's size can then begin on one that had only its head.
+    So work that depends on the cluster's size can start on a cluster that had only its head.
     """
     if not nodes:
         yield
@@ -280,8 +283,8 @@ def _asked_for(nodes: list[dict[str, float]]) -> Iterator[None]:
         resources = ray.cluster_resources()
         if none := sorted(name for name in wanted if not resources.get(name)):
             raise BenchmdError(
-                f"no node with {', '.join(none)} came within {NODES_SECONDS:g} s: look at the "
-                "autoscaler (`ray status`), its limits and the cloud's, or ask for other nodes."
+                f"no node with {', '.join(none)} was added within {NODES_SECONDS:g} s: check the "
+                "autoscaler (`ray status`), its limits and the cloud's, or request other nodes."
             )
         yield
     finally:
@@ -289,10 +292,10 @@ def _asked_for(nodes: list[dict[str, float]]) -> Iterator[None]:
 
 
 def free_reserved() -> None:
-    """Free what this program's Ray Train jobs have reserved; none of them may be running.
+    """Free the reservations of this program's Ray Train jobs, none of which may be running.
 
-    A job dies with the process that waits for it, but its placement group stays unless the cluster
-    has a dashboard, and the next job would wait for ever.
+    A job dies with the process that waits for it, but without a dashboard its placement group
+    stays, and the next job would wait forever.
     """
     import ray
     from ray.util.placement_group import PlacementGroup, remove_placement_group
@@ -300,12 +303,12 @@ def free_reserved() -> None:
     identifier = private_part("ray._raylet", "PlacementGroupID")
     job = ray.get_runtime_context().get_job_id()
     for name, about in ray.util.placement_group_table().items():
-        if name.endswith(job) and about["state"] != "REMOVED":  # its end names the program
+        if name.endswith(job) and about["state"] != "REMOVED":  # the end of the name is the program
             remove_placement_group(PlacementGroup(identifier(bytes.fromhex(name))))
 
 
 def require_shared(folder: Path) -> None:
-    """Refuse a folder that not all nodes of the cluster see; a single node always does."""
+    """Refuse a folder that not all nodes of the cluster share; a single node always passes."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -324,8 +327,8 @@ def require_shared(folder: Path) -> None:
         probe.unlink(missing_ok=True)
     if not all(seen):
         raise BenchmdError(
-            f"{seen.count(False)} of the cluster's {len(nodes)} nodes do not see {folder}, where "
-            "the run's checkpoints are written: name a store that all nodes see under the same "
+            f"{seen.count(False)} of the cluster's {len(nodes)} nodes cannot see {folder}, where "
+            "the run's checkpoints are written: name a store that all nodes share under the same "
             "path; with a store on S3, set BENCHMD_CACHE to such a folder on every node."
         )
 
@@ -335,7 +338,7 @@ def _is_file(path: Path) -> bool:
 
 
 def ray_data() -> Any:
-    """The module ``ray.data``, set to keep order, to use the V1 reader and to be quiet."""
+    """The module ``ray.data``, configured to keep order, to use the V1 reader and to be quiet."""
     import ray.data
 
     logging.getLogger("ray.data").setLevel(logging.ERROR)

@@ -3,7 +3,7 @@
 import torch
 
 TENSORS = 0.95
-"""Part of a share that tensors may take; CUDA itself needs the rest."""
+"""Fraction of a share for tensors; CUDA itself needs the rest."""
 EXHAUSTED = (
     "cuda error: out of memory",
     *(f"cublas_status_{what}" for what in ("alloc_failed", "not_initialized")),
@@ -12,7 +12,7 @@ EXHAUSTED = (
 
 
 def take_share(share: float) -> None:
-    """Limit this process to a share of its GPU's memory; exceeding it fails in this process only.
+    """Limit this process to a share of its GPU's memory; only this process fails if it needs more.
 
     A share of 0, 1 or more sets no limit.
     """

@@ -1,7 +1,7 @@
-"""Hardware that computes: model of CPU or GPU, instruction sets, threads.
+"""Description of hardware: model of CPU or GPU, instruction sets, threads.
 
-The same run rounds differently on hardware that differs in one of these. Nothing here names a
-machine or a person: no host or user name, no address, no serial number.
+The same run rounds differently on hardware that differs in any of these. The description does not
+identify a machine or a person: no host or user name, no address, no serial number.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "
 
 @dataclass(frozen=True)
 class Hardware:
-    """Equal if the same run gives the same digits with the same number of workers."""
+    """Two are equal if a run with equally many workers gives identical digits on both."""
 
     model: str
-    """Of the CPU, with family and model number, or of the GPU."""
+    """CPU model with family and model number, or GPU model."""
     instructions: str
-    """Instruction sets of PyTorch and NumPy; of a GPU its compute capability, CUDA and cuDNN."""
+    """Instruction sets of PyTorch and NumPy; for a GPU its compute capability, CUDA and cuDNN."""
     threads: str
     """PyTorch's threads, and OpenMP's if they differ; empty for a GPU."""
 
@@ -72,7 +72,7 @@ def _gpu(device: torch.device) -> Hardware:
 
 
 def _cpu_model() -> str:
-    """Model with family and number, since virtual machines often only say ``AMD EPYC``."""
+    """Model with family and number, since virtual machines often report only ``AMD EPYC``."""
     text = CPU_INFO.read_text("utf-8", "replace") if CPU_INFO.is_file() else ""
     pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
     fields = {name.strip(): " ".join(value.split()) for name, _, value in pairs}
@@ -87,7 +87,7 @@ def _cpu_instructions() -> list[str]:
     import torch
 
     config: Any = np.show_config(mode="dicts")
-    extensions = config.get("SIMD Extensions", {})  # without what would be empty
+    extensions = config.get("SIMD Extensions", {})  # without empty values
     simd = extensions.get("found") or extensions.get("baseline") or ["no extensions"]
     chosen = [f"PyTorch {torch.backends.cpu.get_cpu_capability()}", f"NumPy {simd[-1]}"]
     limits = ((name, os.environ.get(name, "")) for name in LIMITS)

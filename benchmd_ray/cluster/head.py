@@ -1,7 +1,7 @@
-"""Watching the head of a cluster.
+"""Monitoring of a cluster's head.
 
-If it is silent for a minute (``RAY_gcs_rpc_server_reconnect_timeout_s``), Ray kills every connected
-process. This module announces the end shortly before.
+If the head is silent for a minute (``RAY_gcs_rpc_server_reconnect_timeout_s``), Ray kills every
+connected process. This module ends the process shortly before, with a message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 PATIENCE = 60.0
 """Ray's default of the variable, in seconds."""
 BEFORE = 0.2
-"""Share of it by which this process ends earlier."""
+"""Fraction of it by which this process ends earlier."""
 LOOK_SECONDS = 2.0
 
 _last_words: list[Callable[[str], None]] = []
@@ -28,7 +28,7 @@ _last_words: list[Callable[[str], None]] = []
 
 @contextmanager
 def last_words(take: Callable[[str], None]) -> Iterator[None]:
-    """Within, ``take`` receives why this process ends when the head is lost."""
+    """Context in which ``take`` gets the reason if this process ends as the head is lost."""
     _last_words.append(take)
     try:
         yield
@@ -51,7 +51,7 @@ def watched(address: str) -> Iterator[None]:
         if silent > patience:
             _end(
                 f"the head of the Ray cluster at {address} has not answered for {silent:.0f} s. "
-                "Nothing that was done is lost: start it again and run the same command, which "
+                "Finished work is not lost: start the head again and run the same command, which "
                 "resumes where it stopped."
             )
         if not warned:

@@ -1,8 +1,8 @@
-"""Metrics for Prometheus, exported by the Ray that this process is connected to.
+"""Metrics for Prometheus, exported through the connected Ray.
 
 Each node of a cluster serves its processes' metrics, prefixed ``ray_`` by Ray
 (``docs/deploy/grafana.json`` shows them). The label ``run`` is the folder of a run; a process
-trains some hundred runs at most. Without Ray nothing is exported.
+trains at most some hundred runs. Without Ray nothing is exported.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ METRICS = {
         "Counter", "Raw records that a catalog's build has read.", ("dataset",)
     ),
     "benchmd_plan_runs": ExportedMetric(
-        "Gauge", "Runs of the plans at work: waiting, running, done, failed.", ("state",)
+        "Gauge", "Runs of the running plans: waiting, running, done, failed.", ("state",)
     ),
     "benchmd_plan_retries_total": ExportedMetric(
         "Counter", "Runs tried again: retried, preempted, lost.", ("why",)
     ),
     "benchmd_run_seconds": ExportedMetric(
         "Histogram",
-        "How long the runs took that a plan did: pretrain, transfer, evaluate.",
+        "Duration of a plan's runs: pretrain, transfer, evaluate.",
         ("kind",),
     ),
     "benchmd_search_trials": ExportedMetric(
-        "Gauge", "Trials of the search at work: running, complete, stopped, failed.", ("state",)
+        "Gauge", "Trials of the running search: running, complete, stopped, failed.", ("state",)
     ),
     "benchmd_training_units": ExportedMetric(
         "Gauge", "Steps or epochs of a run that are done.", ("run", "unit")
     ),
     "benchmd_training_units_per_second": ExportedMetric(
-        "Gauge", "Steps or epochs a second.", ("run", "unit")
+        "Gauge", "Steps or epochs per second.", ("run", "unit")
     ),
     "benchmd_training_samples_total": ExportedMetric(
         "Counter", "Samples that a run has trained on.", ("run",)
     ),
     "benchmd_training_loss": ExportedMetric("Gauge", "Training loss of a run.", ("run", "unit")),
 }
-"""By name; counters end in ``_total``, as Prometheus shows them."""
+"""Metrics by name; counters end in ``_total``, as in Prometheus."""
 
 
 def exported() -> set[str]:

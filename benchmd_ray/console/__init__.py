@@ -1,1 +1,1 @@
-"""What a terminal shows, how signals end work, and polling."""
+"""Terminal output, stop signals, and polling."""

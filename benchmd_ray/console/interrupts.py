@@ -18,12 +18,12 @@ Handler = Callable[[int, FrameType | None], Any]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 SECONDS_TO_STOP = 1.0
-"""Time after which it is checked that a signal has led to a clean-up."""
+"""Seconds after which it is checked that a signal has led to a clean-up."""
 
 
 @contextmanager
 def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Install signal handlers within, and restore the previous ones.
+    """Install signal handlers in this context, and restore the previous ones afterwards.
 
     Only the main thread can handle signals; elsewhere nothing changes.
     """
@@ -35,12 +35,12 @@ def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # one that was not set from Python cannot be set again
+            if handler is not None:  # a handler not set from Python cannot be restored
                 signal.signal(number, handler)
 
 
 class _Insistent:
-    """A handler that raises `Stopped`, and again if that was lost."""
+    """A handler that raises `Stopped`, and again if that exception was lost."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -73,7 +73,7 @@ class _Insistent:
                 signal.pthread_kill(self._thread, number)
 
     def _is_cleaning_up(self) -> bool:
-        """Whether the exception that the interrupted thread handles now comes of `Stopped`."""
+        """Whether the exception that the interrupted thread is handling comes from `Stopped`."""
         current: Any = sys._current_exceptions().get(self._thread)
         if isinstance(current, tuple):  # Python 3.11 gives type, value, traceback
             current = current[1]
@@ -84,17 +84,17 @@ class _Insistent:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM raise `Stopped` within, again a second later if that was lost.
+    """Context in which Ctrl-C and SIGTERM raise `Stopped`, again a second later if that was lost.
 
-    An exception of a handler is lost where none can propagate, as in a garbage collector's
-    callbacks, and where libraries catch it while they look for or import something. Ctrl-C stays
-    ignored where it is, as in a script's background process.
+    A handler's exception is lost where exceptions cannot propagate, such as in garbage collection,
+    and where libraries catch it during imports. Ctrl-C stays ignored if it was, as in a script's
+    background process.
     """
     handler, before = _Insistent(), sys.unraisablehook
 
     def hook(ignored: Any) -> None:
         if isinstance(ignored.exc_value, Stopped):
-            # Compiled modules warn of what they then lack, and this process ends.
+            # Interrupted compiled modules would warn, but this process ends anyway.
             warnings.simplefilter("ignore", RuntimeWarning)
         else:
             before(ignored)
@@ -121,11 +121,11 @@ def stop(number: int, frame: FrameType | None = None) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt within, and SIGTERM `Stopped`.
+    """Context in which Ctrl-C raises KeyboardInterrupt and SIGTERM raises `Stopped`.
 
-    Ray cancels tasks by an interrupt, which a program that a script starts in the background
-    ignores and inherits to its processes; Ray Train leaves its own handler behind. Without this,
-    SIGTERM ends a Ray worker silently.
+    Ray cancels tasks by an interrupt, but background processes of a script ignore interrupts, and
+    so do their child processes; Ray Train leaves its own handler behind. Without this context,
+    SIGTERM would end a Ray worker silently.
     """
     with handled({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: stop}):
         yield
@@ -152,7 +152,7 @@ class Stopping:
 
 @contextmanager
 def stopping() -> Iterator[Stopping]:
-    """Note Ctrl-C and SIGTERM within instead of ending at once."""
+    """Context that notes Ctrl-C and SIGTERM instead of ending at once."""
     asked = Stopping()
     with handled(dict.fromkeys(SIGNALS, asked.take)):
         yield asked
@@ -160,7 +160,7 @@ def stopping() -> Iterator[Stopping]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Delay signals within, for work that must not end halfway; a second one interrupts.
+    """Context that delays signals, for work that must not end halfway; a second one interrupts.
 
     Raises:
         Stopped: A signal came meanwhile.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from benchmd_ray.console.terminal import echo, visible
 
-if TYPE_CHECKING:  # only a bar needs it: workers and bare GPU machines show none
+if TYPE_CHECKING:  # only a bar needs it, which workers do not show
     from tqdm import tqdm
 
 shown = True
@@ -23,7 +23,7 @@ LINE = (
 
 
 class Display:
-    """Shows progress; without a bar, as for workers other than the first, nothing."""
+    """Shows progress, or nothing without a bar, as for workers other than the first."""
 
     def __init__(self, bar: tqdm[NoReturn] | None = None) -> None:
         self._bar = bar
@@ -38,20 +38,20 @@ class Display:
         self._bar.update(done - self._bar.n)
 
     def show(self, done: int, text: str) -> None:
-        """Show that ``done`` units are done, and what is running."""
+        """Show that ``done`` units are done, with a text on what is running."""
         if self._bar is not None:
             self._bar.set_description_str(visible(text), refresh=False)
             self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
-        """Leave the last state, if any work was done."""
+        """Close the display; its last state stays if any work was done."""
         if self._bar is not None:
             self._bar.leave = self._bar.n != self._bar.initial or not self._bar.total
             self._bar.close()
 
 
 class _Lines:
-    """A stream for tqdm: each state of a bar is one line on standard error, without repeats."""
+    """A stream for tqdm that prints each new state of a bar as a line on standard error."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -63,7 +63,7 @@ class _Lines:
             echo(line, err=True)
 
     def flush(self) -> None:
-        """Every line is written at once."""
+        """Does nothing: every line is written at once."""
 
 
 def progress(what: str, total: int, unit: str, done: int = 0) -> Display:
@@ -89,16 +89,16 @@ def _progress(
     if not sys.stderr.isatty():
         options = {"bar_format": line, "file": _Lines(), "smoothing": 0}
         options |= {"mininterval": INTERVAL, "delay": 1.0}  # no line before the first interval
-        options |= {"position": 0}  # of work within other work, too: nothing moves a cursor
+        options |= {"position": 0}  # also for nested bars: nothing moves a cursor
     display: tqdm[NoReturn] = tqdm(
         total=total, initial=done, desc=what, unit=unit, miniters=0, leave=False, **options
     )
-    display.delay = 0.0  # short work has its last line
+    display.delay = 0.0  # so that short work prints its last line
     return Display(display)
 
 
 def duration(seconds: float) -> str:
-    """A time for humans: ``40 s``, ``23 min``, ``7 h 40 min``."""
+    """Format seconds for humans: ``40 s``, ``23 min``, ``7 h 40 min``."""
     if math.isnan(seconds):
         return "unknown time"
     if seconds < 90:
@@ -112,7 +112,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def above() -> Iterator[None]:
-    """Print above the bars of a terminal within."""
+    """Context for printing above the bars of a terminal."""
     from tqdm import tqdm
 
     with tqdm.external_write_mode(file=sys.stderr):

@@ -1,4 +1,4 @@
-"""Work that is repeated in the background."""
+"""Repeated work in the background."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeating(do: Callable[[], object], seconds: float, *, wait: bool = True) -> Iterator[None]:
-    """Within, call ``do`` every so many seconds in another thread; what it raises ends that.
+    """Context in which ``do`` is called at an interval in another thread, until it raises.
 
     ``wait``: whether to wait at the end for a call that has not returned.
     """

@@ -1,8 +1,8 @@
-"""Output on the terminal: whole lines in which nothing moves the cursor or hides text.
+"""Safe terminal output: single lines that cannot move the cursor or hide text.
 
-Names of runs, keys of buckets, reasons and commands come from others. All output passes `echo`,
-which prints one line and escapes control characters, line breaks, escape sequences and marks that
-reverse text. Bars, which print by themselves, are given `visible` text.
+Names of runs, keys of buckets, reasons and commands are untrusted. All output passes through
+`echo`, which prints one line and escapes control characters, line breaks, escape sequences and
+bidirectional marks. Progress bars, which print by themselves, get `visible` text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 
 def visible(text: object) -> str:
-    r"""The text with unprintable characters as Python escapes them: ``\x1b``, ``\u202e``."""
+    r"""Escape unprintable characters as Python does: ``\x1b``, ``\u202e``."""
     line = str(text)
     if line.isprintable():
         return line
@@ -28,7 +28,7 @@ def visible(text: object) -> str:
 
 
 def echo(line: object = "", *, err: bool = False) -> None:
-    """Print one line; a line break within is escaped as well."""
+    """Print one line; line breaks in it are escaped."""
     stream = sys.stderr if err else sys.stdout
     stream.write(f"{visible(line)}\n")
     stream.flush()
@@ -40,7 +40,7 @@ def json_text(value: Any, **options: Any) -> str:
 
 
 def traceback_lines(error: BaseException) -> Iterator[str]:
-    """The traceback of an error, whose own text is one line whatever it holds."""
+    """The lines of a traceback; the error's own text is reduced to one safe line."""
     for part in traceback.format_exception(error):
         text = part.strip("\n")
         yield from map(visible, text.split("\n") if text.startswith("  File ") else [text])
@@ -48,7 +48,7 @@ def traceback_lines(error: BaseException) -> Iterator[str]:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Escape what others print by `logging` and `warnings` within.
+    """Context in which output of `logging` and `warnings` is escaped.
 
     Tracebacks of uncaught errors are escaped until the process ends: Python prints them last.
     """
@@ -64,7 +64,7 @@ def guarded() -> Iterator[None]:
 
 
 class _Record(logging.LogRecord):
-    """A log record whose message is one line for every handler, such as Ray's."""
+    """A log record whose message is one safe line for every handler, such as Ray's."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)

@@ -23,12 +23,7 @@ REMEDY = "Write the table anew, as Parquet or as CSV."
 
 
 def table_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[Mapping[str, str]]:
-    """Rows of a Parquet (by its ending) or CSV file, all values as text.
-
-    Args:
-        path: The file.
-        columns: Columns that must be there.
-        what: What the table lists, for messages.
+    """Rows of a Parquet (by its ending) or CSV file that has all ``columns``, values as text.
 
     Raises:
         BenchmdError: The table is missing or too large, or lacks a column or has one twice.
@@ -144,9 +139,8 @@ def _text_columns(
 def _is_plain(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     of_bytes = ("binary", "large_binary", "fixed_size_binary", "binary_view")
-    return not (
-        pa.types.is_nested(kind) or any(getattr(pa.types, f"is_{name}")(kind) for name in of_bytes)
-    )
+    is_bytes = any(getattr(pa.types, f"is_{name}")(kind) for name in of_bytes)
+    return not (pa.types.is_nested(kind) or is_bytes)
 
 
 def _is_text(kind: pa.DataType) -> bool:

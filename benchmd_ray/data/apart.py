@@ -45,13 +45,10 @@ class Died(Exception):
     """The process ended, or had to be ended, within a call."""
 
     def __init__(self, place: int, how: str, *, outside: bool) -> None:
-        """Say where and how.
+        """Say at which part of the call (`NOWHERE` before the first) it died, and how it did.
 
-        Args:
-            place: The part of the call, as passed to `begin`; `NOWHERE` before the first.
-            how: In words that follow "it", such as ``crashed …``.
-            outside: Whether the part is not to blame: the process could not start or was killed,
-                such as by the system for lack of memory.
+        ``how`` follows "it": ``crashed …``. ``outside``: the part is not to blame, as the process
+        could not start or was killed, such as by the system for lack of memory.
         """
         super().__init__(how)
         self.place, self.how, self.outside = place, how, outside
@@ -75,7 +72,7 @@ class Apart:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
-        self._note(NOWHERE)
+        os.pwrite(self._place.fileno(), _PLACE.pack(NOWHERE), 0)
         try:
             _send(process.stdin, request, b"")
             self._await(process)
@@ -114,9 +111,6 @@ class Apart:
         )
         atexit.register(self.close)
         return self._process
-
-    def _note(self, place: int) -> None:
-        os.pwrite(self._place.fileno(), _PLACE.pack(place), 0)
 
     def _at(self) -> int:
         return int(_PLACE.unpack(os.pread(self._place.fileno(), _PLACE.size, 0))[0])
@@ -186,7 +180,9 @@ def serve(answer: Answer) -> None:
     """Answer requests from standard input on standard output, until the input ends."""
     global _place_file
     owner, _place_file = map(int, sys.argv[1:])
-    _end_with(owner)
+    end_with_parent()
+    if os.getppid() != owner:  # it ended before
+        sys.exit()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # which would hold what was read
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limited = 0 <= most < MEMORY
@@ -204,13 +200,6 @@ def serve(answer: Answer) -> None:
             _send(answers, *answer(request))
         except MemoryError:
             os._exit(LITTLE_MEMORY if limited else NO_MEMORY)
-
-
-def _end_with(owner: int) -> None:
-    """Let the system end this process with its owner, even while a library does not return."""
-    end_with_parent()
-    if os.getppid() != owner:
-        sys.exit()
 
 
 def end_with_parent() -> None:

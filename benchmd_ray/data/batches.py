@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import queue
-import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -56,15 +56,6 @@ class Columns:
 
     def at(self, index: Rows | slice) -> Columns:
         return Columns(self.targets[index], self.scales[index], self.sizes[index])
-
-    @staticmethod
-    def joined(parts: Sequence[Columns]) -> Columns:
-        """The rows of all parts, one after the other."""
-        return Columns(
-            np.concatenate([part.targets for part in parts]),
-            np.concatenate([part.scales for part in parts]),
-            np.concatenate([part.sizes for part in parts]),
-        )
 
 
 @dataclass(frozen=True)
@@ -115,19 +106,11 @@ class Feed(Protocol):
     def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Stored]:
         """Shuffled batches without end; each epoch has each row once.
 
-        Args:
-            batch_size: Examples of all workers together, a multiple of their number.
-            first_step: Step of the first batch.
+        ``batch_size`` is that of all workers together, a multiple of their number.
         """
 
     def epoch(self, batch_size: int, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Shuffled batches of one epoch, each row once; shares are padded to equal length.
-
-        Args:
-            batch_size: Examples of all workers together.
-            epoch: Number of the epoch.
-            first: Number of the first batch.
-        """
+        """Shuffled batches of an epoch from ``first`` on; shares are padded to equal length."""
 
     def ordered(self, batch_size: int) -> Iterator[Batch]:
         """Each row once, in a fixed order; shares are padded to equal length."""
@@ -180,16 +163,10 @@ class ResidentFeed:
         subset: Rows | None = None,
         odds: Odds | None = None,
     ) -> None:
-        """Take the split, and put the rows to use on the GPU where they fit.
+        """Put the rows to use, ``subset`` or all, on the GPU where they fit.
 
-        Args:
-            signals: (rows, *stored_shape) in the stored type, in memory or mapped.
-            columns: Targets, scales and valid sizes of the same rows.
-            normalise: Turns stored signals into what the encoder sees.
-            seed: Seed of the order.
-            worker: Whose share to give.
-            subset: Rows to use; None takes all.
-            odds: Probability of each of these per draw of an epoch; None: each row once.
+        ``signals`` are (rows, *stored_shape) in the stored type, in memory or mapped. With
+        ``odds`` of the rows to use, an epoch draws with replacement; else it has each row once.
         """
         self._odds = odds
         self._seed, self._worker = seed, worker or Worker()
@@ -276,8 +253,6 @@ def _to_device(signals: npt.NDArray[np.generic], rows: Rows, device: torch.devic
 
 DEPTH = 2
 """Items that wait, at most, in addition to the one that is being made."""
-LOOK_SECONDS = 0.1
-"""How long the thread waits for room before it looks whether it is still needed."""
 
 
 def ahead(items: Iterator[T], depth: int = DEPTH) -> Iterator[T]:
@@ -286,43 +261,15 @@ def ahead(items: Iterator[T], depth: int = DEPTH) -> Iterator[T]:
     The thread alone uses `items`. An error is raised in the place of its item. The thread ends with
     the items, with an error, or when the generator is closed; at most `depth` items wait.
     """
-    waiting: queue.Queue[tuple[bool, T | BaseException | None]] = queue.Queue(depth)
-    unneeded = threading.Event()
-
-    def put(last: bool, what: T | BaseException | None) -> None:
-        while not unneeded.is_set():
-            try:
-                waiting.put((last, what), timeout=LOOK_SECONDS)
-            except queue.Full:
-                continue
-            return
-
-    def make() -> None:
+    end = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
+        waiting = deque(pool.submit(next, items, end) for _ in range(depth + 1))
         try:
-            for item in items:
-                put(False, item)
-                if unneeded.is_set():
-                    break
-        except BaseException as error:
-            put(True, error)
-        else:
-            put(True, None)
+            while (item := waiting.popleft().result()) is not end:
+                waiting.append(pool.submit(next, items, end))
+                yield item  # type: ignore[misc]  # not the end
         finally:
+            for future in waiting:
+                future.cancel()
             if isinstance(items, Generator):
-                items.close()
-
-    thread = threading.Thread(target=make, name="ahead", daemon=True)
-    thread.start()
-    try:
-        while True:
-            last, what = waiting.get()
-            if not last:
-                yield what  # type: ignore[misc]
-            elif what is None:
-                return
-            else:
-                assert isinstance(what, BaseException)
-                raise what
-    finally:
-        unneeded.set()
-        thread.join()
+                pool.submit(items.close)

@@ -25,25 +25,23 @@ UNLABELLED = "none of its labels is known, so that it is neither normal nor abno
 
 
 def in_two_classes(
-    found: Discovery, card: DatasetCard, names: Sequence[str]
+    discovery: Discovery, card: DatasetCard, names: Sequence[str]
 ) -> tuple[Discovery, DatasetCard]:
     """A raw folder's records as normal or abnormal, and the card of that task.
 
     Records that are held out stay as they are: nothing is known of their class.
 
-    Args:
-        found: After conditions were held out.
-        card: Of these records.
-        names: What normal records are: classes, or conditions without one. A record of one of them
-            is normal, another with a known label abnormal. None leaves everything as it is.
+    Conditions were held out before. A record with one of the ``names``, which are classes or
+    conditions without one, is normal, another with a known label abnormal. Without names everything
+    stays as it is.
 
     Raises:
         BenchmdError: No record has one of the conditions; the message lists those that exist.
             Or no record is normal, or none abnormal; or labels are known only by reading.
     """
     if not names:
-        return found, card
-    kept = [item for item in found.items if item.split != HELD_OUT]
+        return discovery, card
+    kept = [item for item in discovery.items if item.split != HELD_OUT]
     if not any(item.label or item.labels for item in kept):
         raise BenchmdError(
             f"labels of {card.name} are known only when its files are read, so its records cannot "
@@ -54,7 +52,7 @@ def in_two_classes(
         if name not in stated:
             raise unknown_name(f"condition of {card.name}", name, sorted(stated))
     items, counts = [], Counter[str]()
-    for item in found.items:
+    for item in discovery.items:
         label = "" if item.split == HELD_OUT else _class_of(item, card, {*names})
         counts[label or UNLABELLED] += item.split != HELD_OUT
         if label:
@@ -68,8 +66,8 @@ def in_two_classes(
                 f"{', '.join(names)}: expected records of both classes. Name other conditions of "
                 "normal records, or hold out fewer."
             )
-    excluded = Counter(found.excluded) + Counter({UNLABELLED: counts[UNLABELLED]})
-    return replace(found, items=items, excluded=dict(excluded)), _of_two_classes(card, names)
+    excluded = Counter(discovery.excluded) + Counter({UNLABELLED: counts[UNLABELLED]})
+    return replace(discovery, items=items, excluded=dict(excluded)), _of_two_classes(card, names)
 
 
 def normal_names(card: DatasetCard) -> tuple[str, ...]:

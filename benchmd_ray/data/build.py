@@ -178,19 +178,9 @@ def _finish(out: Location, manifest: dict[str, Any], require_alone: Callable[[],
 
 def _decisive(card: DatasetCard) -> dict[str, Any]:
     """Fields of a card that determine the content of its catalogs."""
-    descriptive = (
-        "title",
-        "homepage",
-        "access",
-        "licence",
-        "citation",
-        "download",
-        "notes",
-        "expected",
-    )
-    return {
-        name: value for name, value in asdict(card).items() if name not in (*descriptive, "layouts")
-    }
+    descriptive = {"title", "homepage", "access", "licence", "citation", "download", "notes"}
+    fields = asdict(card).items()
+    return {k: v for k, v in fields if k not in descriptive | {"expected", "layouts"}}
 
 
 def _plan(card: DatasetCard, choices: Choices, discovery: Discovery, raw: Path) -> str:
@@ -285,9 +275,7 @@ def _map(chunks: list[Chunk]) -> Iterator[dict[str, Any]]:
     """
     rows = [as_row(chunk) for chunk in chunks]
     dataset = ray_data().from_items(rows, override_num_blocks=len(rows))
-    with (
-        warnings.catch_warnings()
-    ):  # Ray has no other way to bound the tries, but warns of this one
+    with warnings.catch_warnings():  # Ray warns of the only way to bound the tries
         warnings.simplefilter("ignore")
         dataset = dataset.map(
             build_row,

@@ -194,10 +194,6 @@ def kind_of(name: str) -> Modality:
 def card_of(content: Any, where: str) -> DatasetCard:
     """A card from its whole content with the modality, as manifests hold it.
 
-    Args:
-        content: Plain values.
-        where: Where it is from, for messages.
-
     Raises:
         BenchmdError: It is not the content of a card, or names impossible classes or files.
     """

@@ -68,9 +68,7 @@ class Chunk:
     def finished(self, shards: Mapping[str, int], retry_quarantined: bool) -> dict[str, Any] | None:
         """Its part, if an earlier build finished it from the same inputs and it is not damaged.
 
-        Args:
-            shards: Sizes in bytes of the existing shards, by file name.
-            retry_quarantined: Build it again if it has quarantined records.
+        ``shards`` has the bytes of the existing shards by file name.
         """
         content = read(self.part)
         if content is None:

@@ -43,36 +43,22 @@ def chosen_rows_feed(
     statistics: Statistics | None,
     odds: Odds | None = None,
 ) -> ResidentFeed:
-    """The feed of some rows of a split; where the split streams, only those rows are in memory.
+    """The feed of some rows of a split, ascending; of one that streams only these are in memory.
 
-    Args:
-        catalog: The catalog.
-        split: The split.
-        rows: Rows to use, ascending.
-        columns: Of all rows of the split; the targets need not be the catalog's.
-        settings: Seed, and whether the split streams.
-        worker: Whose share to give.
-        statistics: Of the source's training split, where the modality needs them.
-        odds: Of each of the rows, see `ResidentFeed`.
+    ``columns`` are of all rows of the split; their targets need not be the catalog's.
 
     Raises:
         BenchmdError: The split has no record, or the rows of one that streams exceed the memory.
     """
     if not streams(catalog, split, settings.execution):
-        return resident_feed(
-            catalog,
-            split,
-            seed=settings.seed,
-            worker=worker,
-            subset=rows,
-            columns=columns,
-            statistics=statistics,
-            odds=odds,
-        )
-    signals = _chosen_signals(catalog, split, rows, settings.execution.resident_gib)
+        catalog.require_split(split)
+        signals, subset = resident_signals(catalog, split), rows
+    else:
+        signals = _chosen_signals(catalog, split, rows, settings.execution.resident_gib)
+        columns, subset = columns.at(rows), None
     normalise = normaliser(catalog.signal, statistics, worker.device)
     return ResidentFeed(
-        signals, columns.at(rows), normalise, seed=settings.seed, worker=worker, odds=odds
+        signals, columns, normalise, seed=settings.seed, worker=worker, subset=subset, odds=odds
     )
 
 
@@ -106,31 +92,17 @@ def resident_feed(
     seed: int,
     worker: Worker | None = None,
     subset: Rows | None = None,
-    columns: Columns | None = None,
     statistics: Statistics | None = None,
-    odds: Odds | None = None,
 ) -> ResidentFeed:
-    """The feed of a split, or of some of its rows (`subset`), held whole.
-
-    Args:
-        catalog: The catalog.
-        split: The split.
-        seed: Seed of the order.
-        worker: Whose share to give.
-        subset: Rows to use; None takes all.
-        columns: Of all rows of the split, instead of the catalog's.
-        statistics: Of the source's training split; some modalities need none.
-        odds: Of each of the rows, see `ResidentFeed`.
-    """
+    """The feed of a split held whole, or of some of its rows (`subset`)."""
     catalog.require_split(split)
     return ResidentFeed(
         resident_signals(catalog, split),
-        read_columns(catalog, split) if columns is None else columns,
+        read_columns(catalog, split),
         normaliser(catalog.signal, statistics, worker.device if worker else None),
         seed=seed,
         worker=worker,
         subset=subset,
-        odds=odds,
     )
 
 

@@ -8,7 +8,7 @@ resampled, and padded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,12 @@ class Geometry:
     file: Grid
     stored: Grid
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def geometry_of(held: Mapping[str, Mapping[str, Any]]) -> Geometry:
+def geometry_of(row: Mapping[str, Mapping[str, Any]]) -> Geometry:
     """The geometry of a row of a catalog's column."""
     grids = {
         name: Grid(**{key: tuple(value) for key, value in grid.items()})
-        for name, grid in held.items()
+        for name, grid in row.items()
     }
     return Geometry(**grids)
 
@@ -91,9 +88,9 @@ def in_file(mask: npt.NDArray[np.uint8], geometry: Geometry) -> Any:
     of what is stored. Without resampling these are the very voxels.
     """
     itk = simple_itk()
-    held, grid = image_of(mask, geometry.stored), geometry.file
-    moved = itk.Resample(
-        held,
+    grid = geometry.file
+    return itk.Resample(
+        image_of(mask, geometry.stored),
         grid.extents,
         itk.Transform(3, itk.sitkIdentity),
         itk.sitkNearestNeighbor,
@@ -103,7 +100,6 @@ def in_file(mask: npt.NDArray[np.uint8], geometry: Geometry) -> Any:
         0,
         itk.sitkUInt8,
     )
-    return moved
 
 
 def write_nifti(image: Any, path: Path) -> None:

@@ -235,7 +235,7 @@ def _of_folders(folder: Path, files: list[str]) -> tuple[Guess, list[str]]:
             "with a row for each, or folders named by class."
         )
     parts = [PurePosixPath(composed(path)).parts for path in files]
-    names = [Counter(own[at] for own in parts) for at in range(depth)]
+    names = [Counter(path_parts[at] for path_parts in parts) for at in range(depth)]
     levels = ["split"] if all(name.lower() in SPLITS for name in names[0]) else []
     if levels and depth == 1:
         raise BenchmdError(f"the folders in {folder} name splits, and none in them classes.")
@@ -260,18 +260,16 @@ def _add_signal(guess: Guess, example: Path) -> None:
             shape = (read_mhd(example) if end == ".mhd" else read_nifti(example)).shape
             guess.signal = _volume_signal(1, shape, "int16", "HU" if end == ".mhd" else "1")
         elif end in IMAGES:
-            grey = end in (".dcm", ".dicom") or _is_grey(read_image(example, 3))
-            guess.signal = _image_signal(1 if grey else 3)
-            if end in (".dcm", ".dicom"):
+            is_dicom = end in (".dcm", ".dicom")
+            pixels = None if is_dicom else read_image(example, 3)
+            is_grey = pixels is None or (pixels == pixels[..., :1]).all()
+            guess.signal = _image_signal(1 if is_grey else 3)
+            if is_dicom:
                 guess.unknown.append("DICOM files are taken for pictures, each one a record")
         else:
             guess.signal = _time_signal(guess, *_over_time(example, end))
     except RecordError as error:
         raise BenchmdError(f"{example} cannot be read: {error}.") from error
-
-
-def _is_grey(pixels: Array) -> bool:
-    return bool((pixels == pixels[..., :1]).all())
 
 
 def _add_array_signal(guess: Guess, values: Array) -> None:
@@ -297,10 +295,10 @@ def _image_signal(channels: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _volume_signal(channels: int, held: Sequence[int], dtype: str, unit: str) -> dict[str, Any]:
+def _volume_signal(channels: int, extents: Sequence[int], dtype: str, unit: str) -> dict[str, Any]:
     """Windows of up to 32 slices, as in the first file."""
-    depth = min(32, max(8, held[0] // 8 * 8))
-    side = 96 if max(held[1:]) <= 160 else 224
+    depth = min(32, max(8, extents[0] // 8 * 8))
+    side = 96 if max(extents[1:]) <= 160 else 224
     shape = [channels, depth, side, side]
     return {
         "axes": ["channel", "z", "y", "x"], "stored_shape": shape, "input_shape": shape,
@@ -329,11 +327,14 @@ def _time_signal(
 def _over_time(path: Path, end: str) -> tuple[list[str], float | None, str]:
     if end == ".hea":
         header = wfdb_header.read_header(path)
-        rates = [(each.name, header.rate * each.frame, each.unit) for each in header.signals]
+        rates = [
+            (signal.name, header.rate * signal.frame, signal.unit) for signal in header.signals
+        ]
         return *_voltages(rates), "mV"
     if end == ".edf":
-        held = edf.read_header(path)
-        rates = [(each.name, each.samples / held.seconds, each.unit) for each in held.channels]
+        edf_header = edf.read_header(path)
+        channels = edf_header.channels
+        rates = [(c.name, c.samples / edf_header.seconds, c.unit) for c in channels]
         return *_voltages(rates), "µV"
     names = header_of(path)[0]
     if not any(names):

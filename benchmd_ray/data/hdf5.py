@@ -29,6 +29,7 @@ from benchmd_ray.data.hdf5_layout import (
 from benchmd_ray.data.manifest import manifest_of, shard_part
 from benchmd_ray.data.records import (
     METADATA,
+    binary,
     decode_signals,
     decode_targets,
     schema,
@@ -184,10 +185,8 @@ def import_hdf5(path: Path, out: Path) -> Catalog:
     Records and shards are those of the exported catalog; with the same library versions its digest
     is too.
 
-    Args:
-        path: The file. It need not be trusted: links, other filters, types or shapes than the card
-            has, and counts that do not match are refused.
-        out: Folder of the catalog, missing or empty.
+    The file need not be trusted: links, other filters, types or shapes than the card has, and
+    counts that do not match are refused. The folder ``out`` is missing or empty.
 
     Raises:
         BenchmdError: The file is missing, damaged or no such file, ``out`` holds something, or the
@@ -243,11 +242,7 @@ def _write_apart(path: Path, out: Path) -> None:
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Write what the file ``path`` holds as the catalog ``out``.
-
-    Returns:
-        ``error`` where that fails, with ``errno`` if the system gave one.
-    """
+    """Write the file ``path`` as the catalog ``out``; or ``error``, with the system's ``errno``."""
     path = Path(request["path"])
     begin(0)
     try:
@@ -317,12 +312,8 @@ def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -
     held_out = group["metadata/held_out_known"][rows]
     if fault := values_fault(card, age=ages, held_out=held_out, **numbers):
         raise foreign(path, fault)
-    signal = np.ascontiguousarray(group["signal"][rows])
-    width = layout.field("signal").type.byte_width
     columns: dict[str, Any] = {
-        "signal": pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(width), count, [None, pa.py_buffer(signal)]
-        ),
+        "signal": binary(np.ascontiguousarray(group["signal"][rows])),
         "split": pa.array([split] * count, pa.string()),
         "scale": pa.array(numbers["scale"], pa.float32()),
     }
@@ -337,18 +328,12 @@ def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -
         column, are_known = group[f"metadata/{name}"], group[f"metadata/{name}_known"][rows]
         is_text = pa.types.is_string(kind)
         values = _texts(column, rows) if is_text else column[rows].tolist()
-        columns[name] = pa.array(
-            [
-                value if is_known else None
-                for value, is_known in zip(values, are_known, strict=True)
-            ],
-            kind,
-        )
+        columns[name] = pa.array(np.array(values, object), kind, mask=~are_known)
     return pa.table({name: columns[name] for name in layout.names}, schema=layout)
 
 
-def _texts(held: Any, rows: slice) -> list[str]:
-    return [text.decode() for text in held[rows]]
+def _texts(dataset: Any, rows: slice) -> list[str]:
+    return [text.decode() for text in dataset[rows]]
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def by_record(card: DatasetCard, names: Iterable[str]) -> set[str]:
 
 
 def held_out(
-    found: Discovery, card: DatasetCard, names: Sequence[str]
+    discovery: Discovery, card: DatasetCard, names: Sequence[str]
 ) -> tuple[Discovery, DatasetCard]:
     """A raw folder's records with these conditions held out, and the card without their classes.
 
@@ -61,14 +61,14 @@ def held_out(
             too few classes or no record are left to train on.
     """
     if not names:
-        return found, card
-    stated = conditions_in(found.items) | {*found.states.values()}
+        return discovery, card
+    stated = conditions_in(discovery.items) | {*discovery.states.values()}
     for name in names:
         if name not in stated:
             raise unknown_name(f"condition of {card.name}", name, sorted(stated))
     chosen = {*names}
-    items, excluded = _divided(found, chosen, chosen - by_record(card, chosen))
-    splits = {item.split for item in found.items}
+    items, excluded = _divided(discovery, chosen, chosen - by_record(card, chosen))
+    splits = {item.split for item in discovery.items}
     left = {item.split for item in items} - {HELD_OUT}
     if not left or "train" in splits - left:
         what = "left to train on" if "train" in splits else "left"
@@ -77,31 +77,31 @@ def held_out(
             "conditions."
         )
     twice = len(items) - len({item.record_id for item in items})
-    discovery = replace(found, items=items, excluded=dict(+excluded), twice=twice)
+    discovery = replace(discovery, items=items, excluded=dict(+excluded), twice=twice)
     return discovery, _without(card, chosen)
 
 
 def _divided(
-    found: Discovery, chosen: set[str], by_patient: set[str]
+    discovery: Discovery, chosen: set[str], by_patient: set[str]
 ) -> tuple[list[RawItem], Counter[str]]:
     """Records in their splits or held out, and why the others are excluded.
 
     Patients with a condition of `by_patient` leave all other splits.
     """
-    leaving = {item.group_id for item in found.items if conditions_of(item) & by_patient}
-    training = {item.group_id for item in found.items if item.split == "train"} - leaving
-    states = {code: name for code, name in found.states.items() if name in chosen}
+    leaving = {item.group_id for item in discovery.items if conditions_of(item) & by_patient}
+    training = {item.group_id for item in discovery.items if item.split == "train"} - leaving
+    states = {code: name for code, name in discovery.states.items() if name in chosen}
     items: list[RawItem] = []
-    excluded = Counter(found.excluded)
-    for item in found.items:
-        own, trains = conditions_of(item) & chosen, item.group_id in training
+    excluded = Counter(discovery.excluded)
+    for item in discovery.items:
+        conditions, trains = conditions_of(item) & chosen, item.group_id in training
         if states:
             item = replace(item, details=item.details | {"states": states})
-        if own and not trains:
-            items.append(_held(item, own))
-        elif item.record_id in found.only_held_out:
-            excluded[found.only_held_out[item.record_id]] += 1
-        elif own:
+        if conditions and not trains:
+            items.append(_held(item, conditions))
+        elif item.record_id in discovery.only_held_out:
+            excluded[discovery.only_held_out[item.record_id]] += 1
+        elif conditions:
             excluded[TRAINS] += 1
         elif item.group_id in leaving:
             excluded[OTHERS] += 1

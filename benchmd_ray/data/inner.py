@@ -61,12 +61,9 @@ def inner_catalog(
 ) -> Catalog:
     """An inner catalog of a source, written unless it exists; reads no split that is scored.
 
-    Args:
-        source: The source.
-        folder: Of inner catalogs. Their names have the source's dataset, policy and digest, the
-            version of the cut, and the evaluation.
-        evaluation: Which of a search's evaluations of the same settings it is for, from 0 on.
-        check: Called while another machine writes it; raises where waiting is to end.
+    ``folder`` is that of inner catalogs; ``evaluation`` counts a search's evaluations of the same
+    settings from 0 on. ``check`` is called while another machine writes it; raises where waiting
+    is to end.
 
     Raises:
         BenchmdError: It is not a source, has too few patients or an altered shard, the disk is

@@ -58,7 +58,7 @@ def loose_files(path: Path, signal: Signal) -> list[str]:
     for folder, names in walk(path, *(f"*{end}" for end in ends)):
         series = is_volume(signal) and all(name.lower().endswith(".dcm") for name in names)
         places = [folder] if series else [folder / name for name in names]
-        paths += [each.relative_to(path).as_posix() for each in places]
+        paths += [place.relative_to(path).as_posix() for place in places]
     if not paths:
         raise BenchmdError(
             f"{path} holds no file of {signal.name}: expected a catalog, or files that end with "
@@ -72,18 +72,17 @@ def ignored_files(path: Path, signal: Signal) -> list[Path]:
     ends = suffixes(signal)
     paths = []
     for folder, names in walk(path, "*"):
-        lower = [name.lower() for name in names]
         named = {
             name.removesuffix(end) + part
             for end, parts in NAMED_BY.items()
-            for name in lower
+            for name in map(str.lower, names)
             if end in ends and name.endswith(end)
             for part in parts
         }
         paths += [
             folder / name
-            for name, own in zip(names, lower, strict=True)
-            if not own.endswith(ends) and own not in named
+            for name in names
+            if not name.lower().endswith(ends) and name.lower() not in named
         ]
     return paths
 

@@ -88,14 +88,7 @@ class ManifestForm(TypedDict):
 
 
 def described(manifest: Mapping[str, Any]) -> tuple[DatasetCard | None, str]:
-    """The card that a manifest holds, and what in it is not as a build writes it.
-
-    Args:
-        manifest: A JSON object.
-
-    Returns:
-        None where there is no card to be read; an empty text where all is as a build writes it.
-    """
+    """The card that a manifest holds, None without one; and its fault, empty if there is none."""
     if fault := form_fault(ManifestForm, manifest):
         return None, fault
     try:

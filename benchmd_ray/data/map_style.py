@@ -42,13 +42,7 @@ class SplitDataset(Dataset[Sample]):
         *,
         physical: bool = False,
     ) -> None:
-        """Open the split.
-
-        Args:
-            catalog: The catalog.
-            split: The split.
-            statistics: Of the training split by which signals are normalised; some need none.
-            physical: Leave signals in their unit.
+        """Open the split; ``physical`` leaves signals in their unit.
 
         Raises:
             BenchmdError: The split has no record, a shard is missing or altered, or the

@@ -18,8 +18,7 @@ from benchmd_ray.schema.plain_yaml import yaml_text
 def new_card(name: str, folder: Path, out: Path) -> tuple[list[Path], Guess]:
     """Write a card of a folder, and one of its signal, into a folder of cards; overwrites none.
 
-    Returns:
-        The files that were written, and what they rest on.
+    Gives the files that were written, and what they rest on.
 
     Raises:
         BenchmdError: The name is invalid or taken, or the folder has no file of a known format, or

@@ -48,17 +48,19 @@ def window(signals: torch.Tensor, scales: torch.Tensor, _: Held, to: Window) -> 
     return fixed_range(signals, scales, {}, to.range)
 
 
-def standardised(signals: torch.Tensor, scales: torch.Tensor, held: Held, _: Plain) -> torch.Tensor:
+def standardised(
+    signals: torch.Tensor, scales: torch.Tensor, moments: Held, _: Plain
+) -> torch.Tensor:
     """Mean removed and divided by the standard deviation, per channel."""
     x = signals.float() * _each(scales, signals)
-    mean, std = _per_channel(held, "mean", signals), _per_channel(held, "std", signals)
+    mean, std = _per_channel(moments, "mean", signals), _per_channel(moments, "std", signals)
     return (x - mean) / std
 
 
-def centred(signals: torch.Tensor, scales: torch.Tensor, held: Held, to: Range) -> torch.Tensor:
+def centred(signals: torch.Tensor, scales: torch.Tensor, moments: Held, to: Range) -> torch.Tensor:
     """Mean removed, and divided by the extent of a range such as 0 to 255."""
     x = signals.float() * _each(scales, signals)
-    return (x - _per_channel(held, "mean", signals)) / (to.high - to.low)
+    return (x - _per_channel(moments, "mean", signals)) / (to.high - to.low)
 
 
 def as_stored(signals: torch.Tensor, scales: torch.Tensor, _: Held, __: Plain) -> torch.Tensor:
@@ -70,8 +72,8 @@ def _each(scales: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
     return scales.reshape(-1, *(1,) * (signals.ndim - 1))
 
 
-def _per_channel(held: Held, name: str, signals: torch.Tensor) -> torch.Tensor:
-    return held[name].reshape(-1, *(1,) * (signals.ndim - 2))
+def _per_channel(moments: Held, name: str, signals: torch.Tensor) -> torch.Tensor:
+    return moments[name].reshape(-1, *(1,) * (signals.ndim - 2))
 
 
 def _valid(sizes: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
@@ -116,12 +118,8 @@ def normaliser(
 ) -> Normalise:
     """The function from stored signals, scales and valid sizes to what the encoder sees.
 
-    What lies outside of the centre that the encoder sees is cut off.
-
-    Args:
-        signal: Names the normaliser and its parameters.
-        statistics: Of the source's training split; some normalisers need none.
-        device: Where the signals will be; None: the CPU.
+    What lies outside of the centre that the encoder sees is cut off. ``device`` is that of the
+    signals, None the CPU; ``statistics`` are of the source's training split.
 
     Raises:
         BenchmdError: It needs statistics, and there are none.

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar
 
+import numpy.typing as npt
+
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.records import Record, RecordError
 from benchmd_ray.errors import BenchmdError, shown
@@ -83,6 +85,25 @@ class RawItem:
         if self.labels:
             return [self.labels.get(name, UNKNOWN) for name in card.classes]
         return [int(name == self.label) for name in card.classes]
+
+    def record(
+        self,
+        card: DatasetCard,
+        signal: npt.NDArray[Any],
+        valid_size: tuple[int, ...],
+        *,
+        part: str = "",
+        **others: Any,
+    ) -> Record:
+        """A record of this file; ``part`` is what the name of one of several adds to the file's.
+
+        ``others`` are fields of the record that are not those of the file.
+        """
+        name = self.record_id + part
+        usual: dict[str, Any] = {"unit_id": name, "scale": 1.0, "metadata": self.metadata}
+        if "target" not in others:
+            usual["target"] = self.target(card)
+        return Record(name, self.group_id, signal=signal, valid_size=valid_size, **usual | others)
 
 
 @dataclass(frozen=True)
@@ -178,7 +199,11 @@ def _names_in(folder: str) -> tuple[list[str], list[str]]:
     """
     with os.scandir(folder) as entries:
         visible = [entry for entry in entries if entry.name[0] != "."]
-    folders = {entry.name for entry in visible if _is_folder(entry)}
+    folders = {
+        entry.name
+        for entry in visible
+        if (os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir())
+    }
     others = (entry for entry in visible if entry.name not in folders)
     return [*folders], [
         entry.name
@@ -187,10 +212,6 @@ def _names_in(folder: str) -> tuple[list[str], list[str]]:
         or os.path.isfile(entry.path)
         or not os.path.exists(entry.path)
     ]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
 def files(root: Path, *patterns: str) -> list[Path]:

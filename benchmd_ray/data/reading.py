@@ -24,16 +24,11 @@ from benchmd_ray.extensions.extras import MissingExtra
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes | memoryview]:
-    """The records of some raw files.
+    """The records of the raw files of a request, as `chunks.as_request` makes it.
 
-    Args:
-        request: ``card`` (its content as JSON), ``split``, ``root`` (the raw folder) and
-            ``items``, the fields of each `RawItem`.
-
-    Returns:
-        ``excluded``, ``warnings``, ``quarantined`` (places with entries), and the records as an
-        Arrow stream; or ``error`` where a file cannot be read for now; or ``fault`` where the
-        records cannot be stored.
+    Gives ``excluded``, ``warnings``, ``quarantined`` (places with entries), and the records as an
+    Arrow stream; or ``error`` where a file cannot be read for now, ``fault`` where the records
+    cannot be stored.
     """
     card = _card(request["card"])
     try:

@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -185,13 +185,8 @@ def values_fault(
 ) -> str | None:
     """What is wrong with the values of some rows, None when nothing is.
 
-    Args:
-        card: Card of their dataset.
-        scale: (rows,).
-        valid_size: (rows, axes of the signal without the channel's).
-        target: (rows, *shape of a target).
-        age: (rows,) in years, zero where unknown.
-        held_out: (rows,), whether a record is held out: its classes must be unknown.
+    ``valid_size`` is (rows, axes but the channel's), ``target`` (rows, *shape of a target), ``age``
+    in years, zero where unknown; classes of records that are ``held_out`` must be unknown.
     """
     extent = card.signal.stored_shape[1:]
     with np.errstate(over="ignore"):
@@ -214,22 +209,17 @@ def values_fault(
 
 def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Table:
     """`checked` records of one split as an Arrow table with `schema`."""
-    layout, signal = schema(card), card.signal
-    dtype = np.dtype(signal.dtype)
-    signals = np.empty((len(records), *signal.stored_shape), dtype)
-    for row, record in enumerate(records):
-        signals[row] = record.signal
+    layout, rows = schema(card), len(records)
+    signals = np.array([record.signal for record in records], card.signal.dtype)
     columns: dict[str, pa.Array] = {
-        "signal": _binary(signals),
-        "split": pa.array([split] * len(records), pa.string()),
+        "signal": binary(signals.reshape(rows, *card.signal.stored_shape)),
+        "split": pa.array([split] * rows, pa.string()),
     }
     plain = ["record_id", "group_id", "unit_id", "scale", "valid_size"]
     if card.target.is_mask:
-        masks = np.empty((len(records), *card.target.shape), card.target.dtype)
-        for row, record in enumerate(records):
-            masks[row] = record.target
-        columns["target"] = _binary(masks)
-        geometries = [record.geometry.as_dict() if record.geometry else None for record in records]
+        masks = np.array([record.target for record in records], card.target.dtype)
+        columns["target"] = binary(masks.reshape(rows, *card.target.shape))
+        geometries = [record.geometry and asdict(record.geometry) for record in records]
         columns["geometry"] = pa.array(geometries, GEOMETRY)
     else:
         plain.append("target")
@@ -240,7 +230,7 @@ def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Tab
     return pa.table({name: columns[name] for name in layout.names}, schema=layout)
 
 
-def _binary(values: npt.NDArray[np.generic]) -> pa.Array:
+def binary(values: npt.NDArray[np.generic]) -> pa.Array:
     """Arrays (rows, …) as binary of fixed size."""
     width = math.prod(values.shape[1:]) * values.itemsize
     return pa.FixedSizeBinaryArray.from_buffers(

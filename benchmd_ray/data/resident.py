@@ -33,12 +33,10 @@ def split_table(catalog: Catalog, split: str, columns: Sequence[str]) -> pa.Tabl
     if isinstance(catalog.path, Path):
         return pa.concat_tables(catalog.tables(split, columns))
     path = _columns_path(catalog, split)
-
-    def write() -> None:
-        fetched = [table.drop_columns(SIGNAL) for table in catalog.tables(split)]
-        _write_columns(path, fetched)
-
-    _keep(path, write)
+    _keep(
+        path,
+        lambda: _write_columns(path, [t.drop_columns(SIGNAL) for t in catalog.tables(split)]),
+    )
     table = read_table(path, path, REMEDY, columns=columns)
     if len(table) != catalog.rows(split):
         why = f"it holds {len(table)} rows, the catalog {catalog.rows(split)}"

@@ -42,28 +42,23 @@ def balanced_splits(
 
     A patient counts for the rarest class of their records. Within a class a stable hash gives the
     order; each split gets a patient of every class that has enough.
-
-    Args:
-        dataset: Name of the dataset.
-        patients: Patient of each record.
-        labels: Classes of each record; empty for none.
-        shares: Of the patients, by split; they need not sum to 1.
+    ``patients`` and ``labels`` are of each record; ``shares`` need not sum to 1.
     """
-    held: dict[str, set[str]] = {}
+    labels_of: dict[str, set[str]] = {}
     for patient, names in zip(patients, labels, strict=True):
-        held.setdefault(patient, set()).update(names)
-    counts = Counter(name for own in held.values() for name in own)
+        labels_of.setdefault(patient, set()).update(names)
+    counts = Counter(name for names in labels_of.values() for name in names)
     members: dict[str, list[str]] = {}
-    for patient, found_names in held.items():
-        rarest = min(found_names, key=lambda name: (counts[name], name), default="")
+    for patient, names_of_patient in labels_of.items():
+        rarest = min(names_of_patient, key=lambda name: (counts[name], name), default="")
         members.setdefault(rarest, []).append(patient)
-    found: dict[str, str] = {}
-    for own in members.values():
-        own.sort(key=lambda patient: (stable_fraction(f"{dataset}/{patient}"), patient))
-        parts = _parts(len(own), list(shares.values()))
+    splits: dict[str, str] = {}
+    for same_class in members.values():
+        same_class.sort(key=lambda patient: (stable_fraction(f"{dataset}/{patient}"), patient))
+        parts = _parts(len(same_class), list(shares.values()))
         names = [split for split, part in zip(shares, parts, strict=True) for _ in range(part)]
-        found |= dict(zip(own, names, strict=True))
-    return [found[patient] for patient in patients]
+        splits |= dict(zip(same_class, names, strict=True))
+    return [splits[patient] for patient in patients]
 
 
 def _parts(count: int, shares: Sequence[float]) -> list[int]:
@@ -86,12 +81,8 @@ def label_subset(
     Nested: the rows for 8 labels a class are among those for 64, for any one seed. Single-label
     draws within each class. Multi-label goes class by class until each has that many positives or
     is exhausted; a row counts as labelled where one of its labels is known.
-
-    Args:
-        targets: (rows, classes), 1, 0 or -1 (unknown), of the training split.
-        per_class: Labels a class, or all if a class has fewer; None: all labelled rows.
-        task: Single-label or multi-label.
-        seed: Seed of the draw.
+    ``targets`` are (rows, classes) of the training split: 1, 0 or -1 for unknown. A class with
+    fewer than ``per_class`` gives all; None takes all labelled rows.
 
     Raises:
         BenchmdError: No row is labelled.
@@ -121,14 +112,14 @@ def _filled(
     one stopped: a row that counts for several classes never displaces another.
     """
     taken = np.zeros(len(positive), bool)
-    held = np.zeros(positive.shape[1], np.int64)
+    counts = np.zeros(positive.shape[1], np.int64)
     waiting = [iter(rows) for rows in positives]
     for wanted in range(1, per_class + 1):
         for column, rows in enumerate(waiting):
-            row = next((r for r in rows if not taken[r]), None) if held[column] < wanted else None
+            row = next((r for r in rows if not taken[r]), None) if counts[column] < wanted else None
             if row is not None:
                 taken[row] = True
-                held += positive[row]
+                counts += positive[row]
     return taken
 
 
@@ -150,6 +141,6 @@ def rarest_class(positive: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
     Of (rows, classes); the number of classes where none is positive.
     """
     counts = positive.sum(axis=0)
-    held = np.where(positive, counts, len(positive) + 1)
-    rarest = np.where(positive.any(axis=1), held.argmin(axis=1), positive.shape[1])
+    filled_counts = np.where(positive, counts, len(positive) + 1)
+    rarest = np.where(positive.any(axis=1), filled_counts.argmin(axis=1), positive.shape[1])
     return np.asarray(rarest, np.intp)

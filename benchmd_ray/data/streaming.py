@@ -58,29 +58,22 @@ class _Block(NamedTuple):
 
     rows: Rows
     signals: npt.NDArray[Any]
-    columns: Columns
+    targets: npt.NDArray[Any]
+    scales: npt.NDArray[Any]
+    sizes: npt.NDArray[Any]
 
     def at(self, index: Rows | slice) -> _Block:
-        return _Block(self.rows[index], self.signals[index], self.columns.at(index))
+        return _Block(*(part[index] for part in self))
 
     def empty(self, rows: int) -> _Block:
-        columns = self.columns
-        parts = (self.rows, self.signals, columns.targets, columns.scales, columns.sizes)
-        arrays = [np.empty((rows, *part.shape[1:]), part.dtype) for part in parts]
-        return _Block(arrays[0], arrays[1], Columns(*arrays[2:]))
+        return _Block(*(np.empty((rows, *part.shape[1:]), part.dtype) for part in self))
 
     def put(self, index: Rows | slice, other: _Block) -> None:
-        self.rows[index], self.signals[index] = other.rows, other.signals
-        columns, new = self.columns, other.columns
-        columns.targets[index], columns.scales[index] = new.targets, new.scales
-        columns.sizes[index] = new.sizes
+        for part, new in zip(self, other, strict=True):
+            part[index] = new
 
     def then(self, other: _Block) -> _Block:
-        return _Block(
-            np.concatenate([self.rows, other.rows]),
-            np.concatenate([self.signals, other.signals]),
-            Columns.joined([self.columns, other.columns]),
-        )
+        return _Block(*(np.concatenate(parts) for parts in zip(self, other, strict=True)))
 
 
 class StreamingFeed:
@@ -132,7 +125,8 @@ class StreamingFeed:
         for table in _stream([self._shards[i] for i in numbers], size):
             signals = decode_signals(table["signal"], self._catalog.signal)
             own_rows = rows[read : read + len(signals)]
-            yield _Block(own_rows, signals, columns_of(table, self._catalog.card.target))
+            columns = columns_of(table, self._catalog.card.target)
+            yield _Block(own_rows, signals, columns.targets, columns.scales, columns.sizes)
             read += len(signals)
         if read != len(rows):
             raise BenchmdError(
@@ -172,17 +166,16 @@ class StreamingFeed:
             yield rest
 
     def _stored(self, block: _Block) -> Stored:
-        columns = block.columns
         signals, scales, sizes = (
             to_device(np.array(part), self._worker.device)
-            for part in (block.signals, columns.scales, columns.sizes)
+            for part in (block.signals, block.scales, block.sizes)
         )
         return Stored(block.rows, signals, scales, sizes)
 
     def _batch(self, block: _Block) -> Batch:
         stored = self._stored(block)
         signals = self.normalise(stored.signals, stored.scales, stored.sizes)
-        targets = to_device(np.array(block.columns.targets), self._worker.device)
+        targets = to_device(np.array(block.targets), self._worker.device)
         return Batch(block.rows, signals, targets)
 
     def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Stored]:

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -70,47 +71,31 @@ def read_rows(
 ) -> list[dict[str, str]]:
     """Rows of a CSV file with a header line, by column name, values without blanks at their ends.
 
-    Args:
-        path: The file, or the same name with or without ``.gz`` (read through gzip).
-        columns: Columns that must be there, in any order, ignoring blanks around names.
-        table: What the file should be, for messages.
-        delimiter: Separator of values, unless the first line states it.
-        encoding: UTF-8, with or without a byte order mark, unless given.
+    The file may have its name with or without ``.gz``; ``columns`` must be there, in any order. A
+    separator that the first line states is taken before ``delimiter``; ``table`` is what the file
+    should be, for messages.
 
     Raises:
         BenchmdError: The file cannot be opened, is not text, lacks a column or has one twice, is
             empty, cut off or too large, or a row has too many values.
     """
     path = present(path)
-    try:
-        with _open_text(path, encoding) as file:
-            lines, stated = _rows_and_separator(file, path)
-            names, rows = _values(csv.reader(lines, delimiter=stated or delimiter), path)
-    except FileNotFoundError as error:
-        raise BenchmdError(f"{path} is missing: expected the table of {table}.") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BenchmdError(
-            f"{path} is not a table in UTF-8 ({error}): save it as CSV in UTF-8."
-        ) from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BenchmdError(f"{path} is not a whole gzip file ({error}). Fetch it again.") from error
-    except OSError as error:
-        raise BenchmdError(f"{path} cannot be opened: {error.strerror}.") from error
+    if not path.exists():
+        raise BenchmdError(f"{path} is missing: expected the table of {table}.")
+    with _opened(path, encoding) as file:
+        lines, stated = _rows_and_separator(file, path)
+        names, rows = _values(csv.reader(lines, delimiter=stated or delimiter), path)
     _require_columns(path, names, columns, table)
     if not rows:
         raise BenchmdError(f"{path} holds no record, expected a row for each.")
     needed = max(names.index(column) for column in columns)
     for number, row in enumerate(rows, 1):
-        if len(row) <= needed:
-            last = ": the file is cut off. Fetch it again." if number == len(rows) else "."
+        is_short = len(row) <= needed
+        if is_short or any(row[len(names) :]):
+            is_cut_off = is_short and number == len(rows)
             raise BenchmdError(
                 f"{path}, record {number}: it has {len(row)} values, the header {len(names)} "
-                f"columns{last}"
-            )
-        if any(row[len(names) :]):
-            raise BenchmdError(
-                f"{path}, record {number}: it has {len(row)} values, the header {len(names)} "
-                "columns."
+                f"columns{': the file is cut off. Fetch it again' if is_cut_off else ''}."
             )
     empty = [""] * len(names)  # for cells that a row leaves out at its end
     return [dict(zip(names, (row + empty)[: len(names)], strict=True)) for row in rows]
@@ -141,19 +126,12 @@ def header_of(path: Path) -> tuple[list[str], str]:
         BenchmdError: It cannot be opened or is not text.
     """
     path = present(path)
-    try:
-        with _open_text(path, "utf-8-sig") as file:
-            lines, stated = _rows_and_separator(file, path)
-            line = next((line for line in lines if line.strip()), "")
+    with _opened(path, "utf-8-sig") as file:
+        lines, stated = _rows_and_separator(file, path)
+        line = next((line for line in lines if line.strip()), "")
         mark = stated or separator_of(line)
         cells = next(csv.reader([line], delimiter=mark), [])
-        return [composed(cell.strip()) for cell in cells], mark
-    except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BenchmdError(
-            f"{path} is not a table in UTF-8 ({error}): save it as CSV in UTF-8."
-        ) from error
-    except OSError as error:
-        raise BenchmdError(f"{path} cannot be opened: {error.strerror}.") from error
+    return [composed(cell.strip()) for cell in cells], mark
 
 
 def separator_of(line: str) -> str:
@@ -178,11 +156,23 @@ def present(path: Path) -> Path:
     return other if not path.exists() and other.exists() else path
 
 
-def _open_text(path: Path, encoding: str) -> TextIO:
+@contextmanager
+def _opened(path: Path, encoding: str) -> Iterator[TextIO]:
+    """A table as text; what opening or reading it raises becomes a message that names it."""
     if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would never end
         raise BenchmdError(f"{path} is not a file: expected a table.")
-    file: Any = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-    return io.TextIOWrapper(file, encoding=encoding, newline="")
+    try:
+        file: Any = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+        with io.TextIOWrapper(file, encoding=encoding, newline="") as text:
+            yield text
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BenchmdError(
+            f"{path} is not a table in UTF-8 ({error}): save it as CSV in UTF-8."
+        ) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BenchmdError(f"{path} is not a whole gzip file ({error}). Fetch it again.") from error
+    except OSError as error:
+        raise BenchmdError(f"{path} cannot be opened: {error.strerror}.") from error
 
 
 def _rows_and_separator(file: TextIO, path: Path) -> tuple[Iterator[str], str]:
@@ -214,9 +204,8 @@ def _values(lines: Iterator[list[str]], path: Path) -> tuple[list[str], list[lis
         count += max(len(line), len(names))  # a short row is filled up
         if count > MAX_VALUES:
             raise _too_large(path, f"{MAX_VALUES:,} values")
-        rows.append(
-            [composed(value.strip()) for value in line]
-        )  # not before: some marks compose to ;
+        # Not before: some marks are composed to a semicolon.
+        rows.append([composed(value.strip()) for value in line])
     return names, rows
 
 

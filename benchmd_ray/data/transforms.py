@@ -79,14 +79,8 @@ def fitted(
     It is resized to the largest that fits with antialiasing (a triangle filter as wide as the
     reduction), centred and padded.
 
-    Args:
-        image: (y, x) or (y, x, channel), uint8; or (y, x) float32.
-        size: Side of the square, or height and width of the box.
-        fill: Value of the padding.
-
-    Returns:
-        (channel, height, width) of the image's type, and the valid height and width; the valid
-        area starts at half of the padding, rounded down.
+    Takes (y, x) or (y, x, channel) uint8, or (y, x) float32; gives (channel, height, width) of that
+    type, and the valid height and width, which start at half of the padding, rounded down.
     """
     high, wide = (size, size) if isinstance(size, int) else size
     height, width = image.shape[:2]
@@ -142,6 +136,6 @@ def padded_window(
     volume: npt.NDArray[np.int16], start: int, window: int, fill: int
 ) -> npt.NDArray[np.int16]:
     """The slices of a volume (z, y, x) from ``start`` on, padded with slices of ``fill``."""
-    held = volume[start : start + window]
-    missing = np.full((window - len(held), *volume.shape[1:]), fill, volume.dtype)
-    return np.concatenate([held, missing])
+    slices = volume[start : start + window]
+    missing = np.full((window - len(slices), *volume.shape[1:]), fill, volume.dtype)
+    return np.concatenate([slices, missing])

@@ -94,14 +94,14 @@ def _count_faults(
 ) -> list[str]:
     faults = []
     for split, stated in catalog.manifest["splits"].items():
-        held, units = (
+        records, units = (
             dict(zip(catalog.card.classes, row, strict=True)) for row in counts[split].tolist()
         )
         rows = sum(shard.rows for shard in catalog.shards(split))
         stated_sizes = (stated["records"], stated["patients"])
         sizes = (rows, len(groups[split]))
         stated_units = stated.get("unit_classes", units)
-        if (held, units, sizes) != (stated["classes"], stated_units, stated_sizes):
+        if (records, units, sizes) != (stated["classes"], stated_units, stated_sizes):
             faults.append(
                 f"split {split}: the shards' counts are not those of {MANIFEST}. {REBUILD}"
             )
@@ -146,7 +146,9 @@ def cautions(catalog: Catalog) -> list[str]:
         for name in catalog.manifest.get("held_out", ())
         if name not in counts
     ]
-    present = {name for held in splits.values() for name, count in held["classes"].items() if count}
+    present = {
+        name for content in splits.values() for name, count in content["classes"].items() if count
+    }
     published = card.expected.get(catalog.manifest["policy"], {}).values()
     stated = {name for counts in published for name, count in counts.items() if count}
     cautions += [
@@ -181,31 +183,31 @@ def _notes(catalog: Catalog) -> list[str]:
     if raw["missing"]:
         notes.append(f"{count_of(raw['missing'], 'file')} named in its tables but missing")
     if raw["grouped_by"] != "patient":
-        notes.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
+        notes.append(f"no patient IDs: every {raw['grouped_by']} is treated as a separate patient")
     notes += [
         f"{count_of(count, what)}: {warning}" for warning, count in manifest["warnings"].items()
     ]
     notes += [
         f"{split} holds no record of {name}"
-        for split, held in manifest["splits"].items()
-        for name, count in held["classes"].items()
+        for split, counts in manifest["splits"].items()
+        for name, count in counts["classes"].items()
         if not count and split != HELD_OUT
     ]
     for split, expected in card.expected.get(manifest["policy"], {}).items():
-        held = _held(manifest["splits"], split)
+        counts = _counts(manifest["splits"], split)
         notes += [
-            f"{split}, {name}: {count_of(held[name], what)}, published {count:,} "
-            f"({held[name] - count:+,}{f', {held[name] / count - 1:+.1%}' if count else ''})"
+            f"{split}, {name}: {count_of(counts[name], what)}, published {count:,} "
+            f"({counts[name] - count:+,}{f', {counts[name] / count - 1:+.1%}' if count else ''})"
             for name, count in expected.items()
-            if held[name] != count
+            if counts[name] != count
         ]
     return notes
 
 
-def _held(splits: dict[str, Any], split: str) -> Counter[str]:
+def _counts(splits: dict[str, Any], split: str) -> Counter[str]:
     """Records (scans of CT) per class of a split, or of all when it is ``total``."""
-    held: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name, content in splits.items():
         if split in (name, "total"):
-            held.update(content.get("unit_classes", content["classes"]))
-    return held
+            counts.update(content.get("unit_classes", content["classes"]))
+    return counts

@@ -148,7 +148,7 @@ def _write_lidc(root: Path, scans: int, seed: int) -> None:
     picture, image = np.full((1, SIZE, SIZE), 500, np.int16), uid_of(seed, "x-ray image")
     _write_series(folder, picture, (patient, study, series), [image], set(), modality="DX")
     message = Element("IdriReadMessage", xmlns="http://www.nih.gov/idri")
-    SubElement(SubElement(message, "ResponseHeader"), "CXRSeriesInstanceUid").text = series
+    _with_texts(message, "ResponseHeader", CXRSeriesInstanceUid=series)
     _write_xml(folder / "068.xml", message)
 
 
@@ -201,49 +201,44 @@ def _message(
     rng: np.random.Generator,
 ) -> Element:
     message = Element("LidcReadMessage", xmlns="http://www.nih.gov", uid=f"{series}.0")
-    header = SubElement(message, "ResponseHeader")
-    for name, text in (("SeriesInstanceUid", series), ("StudyInstanceUID", study)):
-        SubElement(header, name).text = text
+    _with_texts(message, "ResponseHeader", SeriesInstanceUid=series, StudyInstanceUID=study)
     for reader in range(4):
-        session = SubElement(message, "readingSession")
-        SubElement(session, "annotationVersion").text = "3.12"
-        SubElement(session, "servicingRadiologistID").text = "anon"
+        session = _with_texts(
+            message, "readingSession", annotationVersion="3.12", servicingRadiologistID="anon"
+        )
         for number, nodule in enumerate(nodules):
             if reader in nodule.seen_by:
                 _read_nodule(session, nodule, number, uids, int(rng.integers(-1, 2)))
-        lesion = SubElement(session, "nonNodule")
-        SubElement(lesion, "nonNoduleID").text = f"non {reader}"
-        _place_mark(lesion, 3, uids)
-        _edge(SubElement(lesion, "locus"), 30, 30)
+        lesion = _with_texts(session, "nonNodule", nonNoduleID=f"non {reader}", **_slice(3, uids))
+        _with_texts(lesion, "locus", xCoord="30", yCoord="30")
     return message
 
 
 def _read_nodule(
     session: Element, nodule: _Nodule, number: int, uids: Sequence[str], shift: int
 ) -> None:
-    marked = SubElement(session, "unblindedReadNodule")
-    SubElement(marked, "noduleID").text = f"Nodule {number:03d}"
+    marked = _with_texts(session, "unblindedReadNodule", noduleID=f"Nodule {number:03d}")
     if nodule.radius:
-        SubElement(SubElement(marked, "characteristics"), "subtlety").text = "4"
+        _with_texts(marked, "characteristics", subtlety="4")
     for z in nodule.slices:
-        roi = SubElement(marked, "roi")
-        _place_mark(roi, z, uids)
-        SubElement(roi, "inclusion").text = "TRUE"
+        roi = _with_texts(marked, "roi", **_slice(z, uids), inclusion="TRUE")
         for angle in np.linspace(0, 2 * math.pi, 24) if nodule.radius else [0.0]:
             across = (nodule.radius + 1) if nodule.radius else 0.0
             column = round(nodule.x + across * math.cos(angle))
             row = round(nodule.y + across * math.sin(angle)) + (shift if nodule.radius else 0)
-            _edge(SubElement(roi, "edgeMap"), column, row)
+            _with_texts(roi, "edgeMap", xCoord=str(column), yCoord=str(row))
 
 
-def _place_mark(element: Element, z: int, uids: Sequence[str]) -> None:
-    SubElement(element, "imageZposition").text = f"{_height(z):.6f} "
-    SubElement(element, "imageSOP_UID").text = uids[z]
+def _slice(z: int, uids: Sequence[str]) -> dict[str, str]:
+    return {"imageZposition": f"{_height(z):.6f} ", "imageSOP_UID": uids[z]}
 
 
-def _edge(element: Element, column: int, row: int) -> None:
-    SubElement(element, "xCoord").text = str(column)
-    SubElement(element, "yCoord").text = str(row)
+def _with_texts(parent: Element, name: str, **texts: str) -> Element:
+    """A new child of an element, with children that hold a text each."""
+    element = SubElement(parent, name)
+    for child, text in texts.items():
+        SubElement(element, child).text = text
+    return element
 
 
 def _write_xml(path: Path, message: Element) -> None:

@@ -46,16 +46,12 @@ METADATA_COLUMNS = (
     "Rows", "Columns", "StudyDate", "StudyTime", "ProcedureCodeSequence_CodeMeaning",
     "ViewCodeSequence_CodeMeaning", "PatientOrientationCodeSequence_CodeMeaning",
 )  # fmt: skip
-MIMIC_FINDINGS = (
-    "Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Enlarged Cardiomediastinum",
-    "Fracture", "Lung Lesion", "Lung Opacity", "No Finding", "Pleural Effusion", "Pleural Other",
-    "Pneumonia", "Pneumothorax", "Support Devices",
-)  # fmt: skip
 CHEXPERT_FINDINGS = (
     "No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion",
     "Edema", "Consolidation", "Pneumonia", "Atelectasis", "Pneumothorax", "Pleural Effusion",
     "Pleural Other", "Fracture", "Support Devices",
 )  # fmt: skip
+MIMIC_FINDINGS = sorted(CHEXPERT_FINDINGS)
 VINDR_FINDINGS = (
     "Aortic enlargement", "Atelectasis", "Calcification", "Cardiomegaly", "Clavicle fracture",
     "Consolidation", "Edema", "Emphysema", "Enlarged PA", "ILD", "Infiltration", "Lung Opacity",

@@ -1,1 +1,1 @@
-"""What a benchmark and an evaluation are, and the registry that finds them."""
+"""Interfaces of benchmarks and evaluations, and their registry."""

@@ -1,4 +1,4 @@
-"""What a benchmark declares: datasets, starts, published results, search spaces."""
+"""Declaration of a benchmark: datasets, starts, published results, search spaces."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 Key = tuple[str, str, str]
 """A published result: dataset, transfer setting, technique."""
 RESERVED = ("tuned", "tuned ensemble", "start ensemble", "custom", "shuffled", "published")
-"""Protocols that no start may be named like."""
+"""Protocol names that no start may have."""
 
 
 def _called(
     what: str, expected: Any, work: Callable[..., Any], *arguments: Any, **more: Any
 ) -> Any:
-    """The result of a declaration's function; failures and wrong types are errors that name it."""
+    """Call a declaration's function; failures and wrong types are errors that name it."""
     try:
         result = work(*arguments, **more)
     except BenchmdError:
         raise
-    except Exception as error:  # whatever code from outside does
+    except Exception as error:  # external code may raise anything
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise BenchmdError(
             f"{what} fails with {type(error).__name__}: {first_line(error)} "
@@ -41,7 +41,7 @@ def _called(
     if not isinstance(result, expected) or (names and not all(isinstance(n, str) for n in result)):
         words = {tuple: "a tuple of names", Mapping: "a mapping", Settings: "Settings"}
         expectation = words.get(expected, expected)
-        raise BenchmdError(f"{what} gives {shown(result)}, expected {expectation}.")
+        raise BenchmdError(f"{what} returns {shown(result)}, expected {expectation}.")
     return result
 
 
@@ -56,35 +56,36 @@ def _guard(declared: object, what: str, expected: Mapping[str, Any]) -> None:
 
 
 def no_variants(kind: Modality) -> tuple[str, ...]:
-    """For a start that is one recipe."""
+    """Variants of a start with a single recipe: none."""
     return ()
 
 
 @dataclass(frozen=True)
 class Start:
-    """Settings that a benchmark names: runs with them follow its protocol, searches begin there."""
+    """Named settings of a benchmark: its runs follow this protocol, and searches start there."""
 
     name: str
-    """Protocol of its runs, as tables name it."""
+    """Name in tables of its runs' protocol."""
     meaning: str
     """Its description in reports: ``the fixed protocol's settings``."""
     settings: Callable[[Modality, str, str], Settings]
-    """From modality, technique and variant (empty for the usual one) to the settings.
+    """Function from modality, technique and variant (empty for the default one) to the settings.
 
     Raises:
-        BenchmdError: It does not fit the modality.
+        BenchmdError: The start does not fit the modality.
     """
     like: Callable[[Modality, str, Settings], Settings | None]
-    """From modality, technique and the settings of a run to those that the run has if it follows
-    this protocol; None where none of its runs can have them."""
+    """Function from modality, technique and a run's settings to the settings required by this
+    protocol; None if no run of the protocol can be like this.
+    """
     variants: Callable[[Modality], tuple[str, ...]] = no_variants
     """Names of its recipes for a modality, such as networks."""
     technique: str | None = None
-    """The only technique; None takes those that are chosen, or all."""
+    """Its only technique; None for the chosen ones, or all."""
     setting: str | None = None
-    """The only transfer setting; None takes those that are chosen, or all."""
+    """Its only transfer setting; None for the chosen ones, or all."""
     note: str = ""
-    """What a report adds where it has results of it."""
+    """Note that reports add if they have results of it."""
 
     def __post_init__(self) -> None:
         require_plain_name("start", self.name)
@@ -94,7 +95,7 @@ class Start:
         _guard(self, f"the start {self.name}", expected)
 
     def followed(self, kind: Modality, technique: str, settings: Mapping[str, Any]) -> bool:
-        """Whether a run has these settings, of the parts that determine it."""
+        """Whether a run with these settings, by part, follows the protocol."""
         run_settings = updated(Settings(), settings)
         protocol = self.like(kind, technique, run_settings)
         return protocol is not None and all(
@@ -107,14 +108,15 @@ class Published:
     """Published AUROC, shown next to ours."""
 
     source: str
-    """Where it is from: ``BenchMD v2, tables 1 and 2``."""
+    """Source: ``BenchMD v2, tables 1 and 2``."""
     words: str
-    """What a reader must know of it, after its source."""
+    """Notes for readers, shown after the source."""
     auroc: Callable[[], Mapping[Key, float]]
     unlike: Callable[..., str | None]
-    """Why a result cannot be compared, None where it can: of the protocol, the source and the role
-    of the scored dataset, and by name ``split``, ``options`` and ``raw``
-    (see `benchmarks.benchmd.published`)."""
+    """Function that returns why a result is not comparable, or None if it is. Arguments: the
+    protocol, the source, the role of the scored dataset, and the keywords ``split``, ``options``
+    and ``raw`` (see `benchmarks.benchmd.published`).
+    """
 
     def __post_init__(self) -> None:
         expected = {"auroc": Mapping, "unlike": str | None}
@@ -126,21 +128,24 @@ class Benchmark:
     name: str
     version: int
     """Raised whenever its datasets, its starts or its scores change, for readers of `benchmd bench
-    show`. What names a run are its settings and the versions of parts and evaluations instead."""
+    show`. It is not part of a run's name, unlike settings and versions of parts and evaluations.
+    """
     title: str
     datasets: Callable[[], tuple[str, ...]]
-    """Names of the cards of its datasets, sources among them."""
+    """Names of the cards of its datasets, including sources."""
     starts: tuple[Start, ...]
-    """The usual one first."""
+    """Its starts, the default one first."""
     evaluations: tuple[Evaluation, ...] = (CLASSIFICATION,)
-    """What is asked of each finished transfer; the usual one of its source always is."""
+    """Evaluations of each finished transfer, in addition to the default one on its source."""
     published: Published | None = None
     space: Callable[[str, str, Modality], Path | None] | None = None
-    """From technique, searched setting and modality to a file of its own search space; None takes
-    the technique's."""
+    """Function from technique, searched setting and modality to the file of a search space; None
+    uses the technique's.
+    """
     rows: Callable[[Collection[str]], pd.DataFrame] | None = None
-    """From names of datasets to score rows that no run has made, such as published ones, with
-    columns of `report.frames.FRAMES`, ``rows``."""
+    """Function from names of datasets to score rows without a run, such as published ones, with
+    columns of `report.frames.FRAMES`, ``rows``.
+    """
     tables: str = ""
     """Import path, ``package.module:TABLES``, of its own tables for reports, a sequence of
     `report.tables.Declared`."""
@@ -148,12 +153,11 @@ class Benchmark:
     """Import path, ``package.module:TOPICS``, of its own figures for reports, a sequence of
     functions like those of `report.report_figures.TOPICS`."""
     demo: str = ""
-    """Import path, ``package.module:NAME``, of what the demo asks of one small run, an
-    `Evaluation`."""
+    """Import path, ``package.module:NAME``, of an `Evaluation` for one small run of the demo."""
     commands: Mapping[str, str] = field(default_factory=dict)
     """Its own commands, `benchmd NAME …`: import paths, ``package.module:group``, by name."""
     about: str = ""
-    """Source and what else its user should know."""
+    """Source and further information for users."""
 
     def __post_init__(self) -> None:
         require_plain_name("benchmark", self.name)
@@ -170,13 +174,12 @@ class Benchmark:
         if not any(required in self.evaluations for required in OF_TRANSFERS):
             raise BenchmdError(
                 f"the benchmark {self.name} has no classification among its evaluations: add "
-                "CLASSIFICATION, by which a transfer chooses its epoch, or SEGMENTATION, where it "
-                "is of masks."
+                "CLASSIFICATION, by which a transfer selects its epoch, or SEGMENTATION for masks."
             )
         _guard(self, f"the benchmark {self.name}", {"datasets": tuple, "space": Path | None})
 
     def start_named(self, name: str, kind: Modality) -> tuple[Start, str]:
-        """A start and its variant, by the name of either; the usual start for an empty name."""
+        """A start and its variant, by the name of either; the default start for an empty name."""
         if not name:
             return self.starts[0], ""
         for start in self.starts:

@@ -1,4 +1,4 @@
-"""What an evaluation is: it turns a model into stored predictions, and these into scores."""
+"""Interface of an evaluation: from a model to stored predictions, and from these to scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 LABELS: tuple[TaskKind, ...] = ("single-label", "multi-label", "ordinal")
-"""Kinds of the tasks in which records are of classes."""
+"""Kinds of classification tasks."""
 
 
 class Member(Protocol):
@@ -36,7 +36,7 @@ class Member(Protocol):
 
     @property
     def kind(self) -> Modality:
-        """What its records are, and what is predicted of them."""
+        """Its signal and its task."""
 
     @property
     def role(self) -> str:
@@ -44,7 +44,7 @@ class Member(Protocol):
 
     @property
     def catalog(self) -> object | None:
-        """Where its catalog is; None for one that is known only by its card."""
+        """Location of its catalog; None if only its card is known."""
 
 
 @dataclass(frozen=True)
@@ -64,30 +64,33 @@ class Evaluation:
     """An evaluation of finished transfer runs on catalogs."""
 
     form: Form
-    """Its name, its version, and which tables are its predictions."""
+    """Name, version and form of its predictions."""
     compute: Callable[[Asked], pa.Table]
-    """From a run and a catalog to the table of predictions.
+    """Function from a run and a catalog to the table of predictions.
 
     Raises:
         BenchmdError: The model does not fit the catalog, or there is nothing to score.
     """
     scores: Callable[[Predictions, int], pd.DataFrame] | None = None
-    """From predictions and the number of resamples to score rows, with columns of
-    `report.frames.SCORED`; None for a classification, which is scored by `scores.metrics`
-    with all that compares techniques."""
+    """Function from predictions and the number of resamples to score rows, with columns of
+    `report.frames.SCORED`; None for a classification, which is scored by `scores.metrics` and used
+    to compare techniques.
+    """
     roles: tuple[str, ...] = ("source", "target")
-    """Of the datasets that it takes."""
+    """Roles of the datasets that it takes."""
     tasks: tuple[TaskKind, ...] = LABELS
     also: Callable[[Member, Sequence[Member]], tuple[str, ...]] | None = None
-    """From a dataset that it takes, and all that were chosen, to the names of those that it reads
-    in addition; None for an evaluation that reads no other."""
+    """Function from one of its datasets and all chosen ones to the names of further datasets that
+    it reads; None if it reads no others.
+    """
     current: Callable[[pa.Schema], bool] | None = None
-    """Whether a table of predictions is of the code as it is now, where its version cannot say so,
-    such as that of plug-ins; None where it can."""
+    """Function that checks whether predictions are from the current code, if the version does not
+    tell, as with plug-ins; None if the version is enough.
+    """
     planned: bool = True
-    """Whether plans of its benchmark ask it; else only those that name it do."""
+    """Whether plans of its benchmark include it; otherwise only plans that name it."""
     passes: float = 1.0
-    """Times that each record goes through the encoder, for estimates."""
+    """How often each record is encoded, for estimates."""
 
     def __post_init__(self) -> None:
         require_plain_name("evaluation", self.name)
@@ -99,7 +102,7 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """As the folder of its predictions is named."""
+        """Name of the evaluation, and of the folder of its predictions."""
         return self.form.evaluation
 
     def predict(self, asked: Asked) -> Path:
@@ -109,13 +112,15 @@ class Evaluation:
 
 
 def _classified(asked: Asked) -> pa.Table:
-    from benchmd_ray.training.predict import classified  # torch, which a report does without
+    from benchmd_ray.training.predict import classified  # imports torch, which reports do not need
 
     return classified(asked.run, asked.catalog, asked.settings, asked.worker)
 
 
 CLASSIFICATION = Evaluation(CLASSIFIED, _classified)
-"""Scores of a dataset's evaluation splits: a source's own, and zero-shot those of a target."""
+"""Classification of a dataset's evaluation splits: those of the source, and zero-shot of
+targets.
+"""
 
 
 def _segmented(asked: Asked) -> pa.Table:
@@ -142,11 +147,13 @@ SEGMENTATION = Evaluation(
     _segmentation_scores,
     tasks=(SEGMENTS,),
 )
-"""Masks of a dataset's evaluation splits, as files too, and what they overlap of the references."""
+"""Segmentation of a dataset's evaluation splits: masks, also as files, and their overlap with the
+references.
+"""
 OF_TRANSFERS = (CLASSIFICATION, SEGMENTATION)
 """Evaluations that a transfer ends with, each for its tasks."""
 
 
 def usual_evaluation(task: Task) -> Evaluation:
-    """What a transfer to a task is always scored by."""
+    """The evaluation by which a transfer to a task is always scored."""
     return next(evaluation for evaluation in OF_TRANSFERS if task.kind in evaluation.tasks)

@@ -1,7 +1,7 @@
-"""Find benchmarks: entry points of installed packages, and import paths.
+"""Registry of benchmarks: entry points of installed packages, and import paths.
 
-The shipped four are entry points of the group `GROUP` too. A custom module is named on the command
-line (``--bench package.module:NAME``) or in `NAMED`.
+The four shipped benchmarks are entry points of the group `GROUP` too. A custom module is named on
+the command line (``--bench package.module:NAME``) or in `NAMED`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from benchmd_ray.modality.modalities import Modality
 
 PACKAGE = "benchmd-ray"
 GROUP = "benchmd_ray.benchmarks"
-"""Entry points of packages that bring benchmarks: ``name = package.module:BENCHMARK``."""
+"""Entry point group of packages with benchmarks: ``name = package.module:BENCHMARK``."""
 USUAL = "benchmd"
-"""The benchmark that commands run where none is chosen."""
+"""The default benchmark."""
 
 
 def add_benchmark(path: str) -> str:
-    """Add the benchmark of an import path, also for processes that start from here; its name."""
+    """Add the benchmark of an import path, also for child processes; returns its name."""
     paths = [path for path in os.environ.get(NAMED, "").split(",") if path]
     name = _loaded(path).name
     os.environ[NAMED] = ",".join(dict.fromkeys([*paths, path]))
@@ -38,12 +38,12 @@ def add_benchmark(path: str) -> str:
 
 
 def benchmarks() -> dict[str, Benchmark]:
-    """All sound benchmarks by name: the package's, those of installed packages, the user's."""
+    """All valid benchmarks by name: of this package, of installed packages, of the user."""
     return _found(os.environ.get(NAMED, ""))[0]
 
 
 def broken_benchmarks() -> dict[str, str]:
-    """What is wrong with the others, by name or import path."""
+    """Faults of invalid benchmarks, by name or import path."""
     return _found(os.environ.get(NAMED, ""))[1]
 
 
@@ -64,7 +64,7 @@ def benchmark(name: str = USUAL) -> Benchmark:
 
 
 def starts() -> dict[str, Start]:
-    """The starts of all benchmarks by name, the usual benchmark's usual one first."""
+    """The starts of all benchmarks by name, the default benchmark's default one first."""
     return {start.name: start for benchmark in benchmarks().values() for start in benchmark.starts}
 
 
@@ -85,14 +85,14 @@ def asked_name(name: str) -> str:
 
 
 def evaluations_asked(name: str) -> tuple[Evaluation, ...]:
-    """What is asked of each transfer: a benchmark's evaluations, or the usual ones and one."""
+    """Evaluations of each transfer: those of a benchmark, or the default ones and a named one."""
     if name in benchmarks():
         return tuple(evaluation for evaluation in benchmark(name).evaluations if evaluation.planned)
     return tuple(dict.fromkeys((*OF_TRANSFERS, evaluations()[name])))
 
 
 def settings_among(determinants: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings among what decides a run's result, by part, as `Start.followed` takes them."""
+    """The settings among a run's determinants, by part, as for `Start.followed`."""
     parts = ("encoder", "pretrain", "transfer")
     return {name: determinants[name] for name in parts if name in determinants}
 
@@ -109,7 +109,7 @@ def protocol_of(kind: Modality, technique: str, *settings: Mapping[str, Any]) ->
 
 
 def usual_start() -> str:
-    """Name of the protocol that tables do not have to name."""
+    """Name of the default protocol, which tables do not show."""
     return benchmarks()[USUAL].starts[0].name
 
 
@@ -123,7 +123,7 @@ def published_for(dataset: str, setting: str, technique: str) -> tuple[Benchmark
 
 
 def built_in_space(technique: str, setting: str, kind: Modality) -> Path | None:
-    """The file of a benchmark's own search space for a search, if one has it."""
+    """The file of a benchmark's search space for a search, if there is one."""
     for declared in benchmarks().values():
         if declared.space and (path := declared.space(technique, setting, kind)):
             return path
@@ -157,9 +157,9 @@ def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
 
 
 def _entries() -> list[EntryPoint]:
-    """Entry points of all packages, ours first so that no other takes their names.
+    """Entry points of all packages, ours first so that their names cannot be taken.
 
-    An older build's metadata in a checkout hides ours from `entry_points`, so all are looked up.
+    Metadata of an older build in a checkout would hide ours in `entry_points`, so all are searched.
     """
     shipped = [entry for dist in distributions(name=PACKAGE) for entry in dist.entry_points]
     entries = {entry for entry in shipped if entry.group == GROUP} | {*entry_points(group=GROUP)}
@@ -176,7 +176,7 @@ def _starts(benchmark: Benchmark) -> set[str]:
 
 
 def _others(benchmark: Benchmark, sound: dict[str, Benchmark]) -> set[str]:
-    """Names of evaluations that are another's, of the same name."""
+    """Names of evaluations that conflict with another one of the same name."""
     taken = _evaluations(sound)
     return {e.name for e in benchmark.evaluations if taken.get(e.name, e) is not e}
 
@@ -198,7 +198,7 @@ def _loaded(path: str) -> Benchmark:
 
 
 def commands() -> dict[str, str]:
-    """Import paths of the benchmarks' own commands, by name; the first of a name counts."""
+    """Import paths of the benchmarks' commands, by name; the first of a name counts."""
     paths: dict[str, str] = {}
     for declared in benchmarks().values():
         paths = {**declared.commands, **paths}
@@ -206,7 +206,7 @@ def commands() -> dict[str, str]:
 
 
 def named_by(path: str) -> Any:
-    """What an import path of a benchmark names."""
+    """Import the object at an import path of a benchmark."""
     try:
         return EntryPoint("", path, GROUP).load()
     except Exception as error:  # whatever a module of the user does

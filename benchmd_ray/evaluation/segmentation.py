@@ -20,7 +20,7 @@ Where = tuple[str, str, str]
 """Split, method, and class, or `MEAN`."""
 METRIC = "dsc"
 MEAN = "mean"
-"""In place of a class: the mean of the classes' values."""
+"""Replaces the class for the mean over classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class ClassDice:
     value: float
     """Mean over the cases whose reference has the class; NaN without any."""
     draws: Floats
-    """(resamples,): the same of whole patients drawn with replacement."""
+    """(resamples,): the value in resamples of patients."""
     basis: Basis
     records: int
     """Cases of the split."""
@@ -42,7 +42,7 @@ class ClassDice:
 def measured(predictions: Predictions, resamples: int) -> dict[Where, ClassDice]:
     """DSC of the model and of the baseline by split: each class, and their mean.
 
-    Bootstrap draws are the same for all methods and runs that have the same patients.
+    Bootstrap draws are the same for all methods and runs with the same patients.
     """
     frame = predictions.table.to_pandas()
     return {
@@ -61,7 +61,7 @@ def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
 
 
 def row_of(seeds: list[ClassDice]) -> dict[str, object]:
-    """Value, interval and counts of one seed or of several, pooled."""
+    """Value, interval and counts, pooled over one or several seeds."""
     first = seeds[0]
     values, draws = [seed.value for seed in seeds], [seed.draws for seed in seeds]
     pooled = pooled_seeds(values, draws, first.basis)

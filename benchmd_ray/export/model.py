@@ -1,4 +1,4 @@
-"""A run's model as a folder for others: weights, what they are, a card, and programs if asked."""
+"""Export of a run's model to a folder: weights, description, model card, and optional programs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TRAINED = (
     *("kind", "technique", "setting", "protocol", "seed", "modality", "source", "policy"),
     *("provenance", "raw", "options", "upstream", "determinants", "versions"),
 )
-"""What ``config.json`` has of ``run.json``, where it is there."""
+"""Fields of ``run.json`` that ``config.json`` includes, if present."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A folder that was written."""
+    """The exported folder."""
 
     folder: Path
     programs: tuple[Program, ...]
@@ -48,19 +48,20 @@ def export_run(
     torch_export: bool = False,
     onnx: bool = False,
 ) -> Exported:
-    """Write the model of a finished run into a new folder, whole or not at all.
+    """Write the model of a finished run to a new folder, atomically.
 
     Args:
         run: A pretraining, or a transfer to classes.
-        out: The folder; it is empty or does not exist.
-        catalog: Programs are compared with the model on its first records; None: on noise.
+        out: The folder, which must be empty or not exist.
+        catalog: Catalog whose first records are used to compare programs with the model; None:
+            noise.
         torch_export: Write `portable.TORCH`, too.
         onnx: Write `portable.ONNX`, too.
     """
     if catalog is not None and not (torch_export or onnx):
         raise BenchmdError(
-            "the catalog would not be read: it is what model.pt2 and model.onnx are compared on. "
-            "Ask for one of them with --torch-export or --onnx, or leave --catalog out."
+            "the catalog would not be used: it only serves to check model.pt2 and model.onnx. "
+            "Request one of them with --torch-export or --onnx, or omit --catalog."
         )
     if onnx:
         require("--onnx", *EXTRAS["onnx"].packages)
@@ -92,20 +93,20 @@ def require_empty(out: Path) -> None:
     """Refuse a file, and a folder that is not empty."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise BenchmdError(
-            f"{out} is there and not an empty folder: name another one with --out, or remove it."
+            f"{out} exists and is not an empty folder: name another one with --out, or remove it."
         )
 
 
 def _require_exportable(run: Run) -> None:
     if run.settings.transfer.mode == "knn" and run.description["kind"] == "transfer":
         raise BenchmdError(
-            f"{shown(run.folder)} lets nearest neighbours vote: its model holds the features and "
-            "labels of each training record, which are data of patients. Export its pretraining, "
+            f"{shown(run.folder)} uses nearest neighbours: its model contains the features and "
+            "labels of all training records, which are patient data. Export its pretraining, "
             "or a transfer of another mode."
         )
     if run.description["kind"] == "transfer" and run.modality.task.segments:
         raise BenchmdError(
-            f"{shown(run.folder)} is of a model that segments, which cannot be exported yet: name "
+            f"{shown(run.folder)} has a segmentation model, which cannot be exported yet: name "
             "a pretraining, or a transfer to classes."
         )
 
@@ -142,7 +143,7 @@ def _programs(
 def _config(
     run: Run, model: portable.Model, weights: str, folder: Path, programs: tuple[Program, ...]
 ) -> dict[str, Any]:
-    """Contents of ``config.json``: those of `model_description`, and where the model is from."""
+    """Content of ``config.json``: `model_description` and the model's origin."""
     about = run.description
     return {
         **model_description(run.folder),
@@ -156,7 +157,7 @@ def _config(
 
 @contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder next to ``out``, which it becomes on success."""
+    """A temporary folder next to ``out``, renamed to it on success."""
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{out.name}")
     with removed_on_failure(partial, out):

@@ -1,4 +1,4 @@
-"""Facts of a run for its model's card: where weights are from, training and scores."""
+"""Facts of a run for its model card: origin of the weights, training and scores."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.settings.in_use import in_use
 
 BROUGHT = ("hf:", "model:")
-"""How the names of techniques begin whose encoder was trained elsewhere (`ssl.brought`)."""
+"""Prefixes of techniques whose encoder was trained elsewhere (`ssl.brought`)."""
 IMAGENET = ("imagenet", "imagenet+mae")
 TRAINED_FURTHER = "imagenet+mae"
-"""The one of all these whose pretraining trains."""
+"""The only technique with external weights whose pretraining trains further."""
 TRAINING, NORMALISATION, SHAPE = "training", "normalisation", "shape of the signals"
 USES = {
     TRAINING: "It was trained on {data}.",
@@ -41,19 +41,19 @@ USES = {
     "pretraining, fine-tuning": "The encoder was pretrained further here, then encoder and head "
     "fine-tuned, both on {data}.",
 }
-"""What the source was used for, and the sentence that says so."""
+"""Use of the source, and its sentence for the card."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model's weights are from."""
+    """Origin of a model's weights."""
 
     use: str
-    """What the source was used for, of `USES`."""
+    """Use of the source, one of `USES`."""
     name: str = ""
-    """Of the encoder's weights, if they were trained elsewhere; empty: all were trained here."""
+    """Name of the external encoder weights; empty if all weights were trained here."""
     sha256: str = ""
-    """Of these weights, or how the pretraining stored them; empty where it is not known."""
+    """SHA-256 of these weights, or of their file in the pretraining; empty if unknown."""
 
     @property
     def elsewhere(self) -> bool:
@@ -66,14 +66,14 @@ class Origin:
         return self.use not in (NORMALISATION, SHAPE)
 
     def sentences(self, data: str) -> str:
-        """The beginning of a card; ``data`` is the source, in words."""
+        """First sentences of the card; ``data`` describes the source."""
         here = USES[self.use].format(data=data)
         if not self.elsewhere:
             return here
         stated = f" ({self.sha256})" if self.sha256 else ""
         return (
             f"The weights of its encoder were trained elsewhere: {self.name}{stated}. They have "
-            "terms of their own, and this card does not know their training data, which may hold "
+            "their own terms, and their training data are unknown to this card; they may include "
             f"patients of the datasets below.\n{here}"
         )
 
@@ -81,8 +81,8 @@ class Origin:
 def origin_of(run: Run) -> Origin:
     """Origin of a run's weights.
 
-    The hash of weights trained elsewhere is what the pretraining states; where a transfer has lost
-    its pretraining, it is that of the file that the transfer read.
+    The hash of external weights is the one stated by the pretraining; if a transfer's pretraining
+    is missing, it is that of the file that the transfer read.
     """
     about = run.description
     technique = str(about["technique"])
@@ -113,7 +113,7 @@ def _hash(run: Run, technique: str) -> str:
 
 
 def training_rows(run: Run, origin: Origin) -> dict[str, object]:
-    """Names and values: the protocol as reports have it, and the settings that were read."""
+    """Names and values of the protocol, as in reports, and of the settings that were used."""
     about = run.description
     determinants = about["determinants"]
     rows: dict[str, object] = {
@@ -148,7 +148,7 @@ def _protocol(run: Run) -> str:
 
 
 def _flat(settings: Mapping[str, Any], above: str) -> Iterable[tuple[str, object]]:
-    """Settings that are set, by their full names, without augmentation that is off."""
+    """Settings by full name, without disabled augmentation."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{name}.")
@@ -157,7 +157,7 @@ def _flat(settings: Mapping[str, Any], above: str) -> Iterable[tuple[str, object
 
 
 RESAMPLES = 1000
-"""Of the patients, as in reports."""
+"""Bootstrap resamples of patients, as in reports."""
 
 
 def provenances(run: Run) -> dict[str, str]:
@@ -166,7 +166,7 @@ def provenances(run: Run) -> dict[str, str]:
 
 
 def scores_of(run: Run) -> pd.DataFrame:
-    """Score rows (`frames.FRAMES`) of all classes that a run has predicted."""
+    """Score rows (`frames.FRAMES`) over all classes for all predictions of a run."""
     read = read_scored(run)
     if read.skipped:
         raise BenchmdError(read.skipped[0].removeprefix("Skipped: "))
@@ -177,12 +177,12 @@ def scores_of(run: Run) -> pd.DataFrame:
 
 
 def score_sections(run: Run) -> str:
-    """Tables and limits as Markdown; empty of a pretraining."""
+    """Score tables and limitations as Markdown; empty for a pretraining."""
     if run.description["kind"] != "transfer":
         return ""
     rows = scores_of(run)
     if rows.empty:
-        return "The run has been scored on nothing: nothing is known of how good it is."
+        return "The run has not been scored on any dataset, so its quality is unknown."
     whole = rows[rows["class"] == "mean"].reset_index(drop=True)
     by_class = rows[(rows["class"] != "mean") & (rows["metric"] == "auroc")].reset_index(drop=True)
     metrics = column_of("metric", map(metric_title, whole["metric"]), "text")
@@ -203,7 +203,7 @@ def score_sections(run: Run) -> str:
             _markdown((*overall, *sizes(whole), *cautions(whole))),
             "Each class against the rest:",
             _markdown((*single, *cautions(by_class))),
-            "What limits these numbers:",
+            "Limitations of these numbers:",
             "\n".join(f"- {text_of(limit).replace('<', '&lt;')}" for limit in limits),
         ]
     )

@@ -1,7 +1,8 @@
-"""A run's model as a program: signals in their unit to probabilities or features.
+"""A run's model as an exported program: signals in physical units to probabilities or features.
 
 `torch.export` traces the model with its normalisation, for any number of records. The program is
-written as PyTorch's archive, without pickle, and as ONNX; neither holds traced data or local paths.
+written as PyTorch's archive, without pickle, and as ONNX; neither contains traced data or local
+paths.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier, proba
 
 TORCH, ONNX = "model.pt2", "model.onnx"
 LARGEST_DIFFERENCE = 1e-4
-"""Between the outputs of a program and of its model, as `difference` has it."""
+"""Largest allowed `difference` between the outputs of a program and of its model."""
 RECORDS = 8
-"""Records that a program is compared on."""
+"""Number of records on which a program is compared."""
 TRACED = 2
 
 Model = FeatureEncoder | SignalClassifier
 Inputs = tuple[torch.Tensor, ...]
-"""Signals (records, *stored_shape) in their unit and, where `takes_sizes`, valid sizes."""
+"""Signals (records, *stored_shape) in physical units and, if `takes_sizes`, valid sizes."""
 Outputs = Callable[[Inputs], torch.Tensor]
 
 
 class Portable(nn.Module):
-    """What a program computes: probabilities of a classifier, features of an encoder."""
+    """The module to export: probabilities of a classifier, or features of an encoder."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class Portable(nn.Module):
         self.task = model.task if isinstance(model, SignalClassifier) else None
 
     def forward(self, signals: torch.Tensor, sizes: torch.Tensor | None = None) -> torch.Tensor:
-        """(records, classes) or (records, width) float32, of `Inputs`."""
+        """Compute (records, classes) or (records, width) float32 from `Inputs`."""
         outputs: torch.Tensor = self.whole(signals, sizes)
         return outputs if self.task is None else probabilities(outputs, self.task)
 
@@ -60,7 +61,7 @@ def output_name(model: Model) -> str:
 
 
 def takes_sizes(signal: Signal) -> bool:
-    """Whether a program needs to know what of a signal is padding, which becomes 0."""
+    """Whether a program needs valid sizes, to set padding to 0."""
     return NORMALISERS[signal.normaliser].by_statistics
 
 
@@ -80,10 +81,10 @@ def traced(model: Model) -> ExportedProgram:
                 dynamic_shapes=tuple({0: records} for _ in example),
                 strict=True,
             )
-    except Exception as error:  # whatever a network does that cannot be traced
+    except Exception as error:  # untraceable networks may raise anything
         raise BenchmdError(
             f"PyTorch cannot export this network ({type(error).__name__}: {first_line(error)}): "
-            "export it without --torch-export and --onnx, and load the weights by its own code."
+            "export it without --torch-export and --onnx, and load the weights with your own code."
         ) from error
     program.example_inputs = None
     for part in program.graph_module.modules():
@@ -93,9 +94,9 @@ def traced(model: Model) -> ExportedProgram:
 
 
 def write_torch(program: ExportedProgram, folder: Path) -> Outputs:
-    """Write `TORCH`; what the file gives, loaded anew."""
+    """Write `TORCH`, and return a function that runs the file."""
     with _quiet():
-        data = io.BytesIO()  # a writer of files ends the process where a disk is full
+        data = io.BytesIO()  # the writer kills the process if the disk is full
         torch.export.save(program, data)
         (folder / TORCH).write_bytes(data.getvalue())
         loaded = torch.export.load(folder / TORCH).module()
@@ -103,7 +104,7 @@ def write_torch(program: ExportedProgram, folder: Path) -> Outputs:
 
 
 def write_onnx(program: ExportedProgram, folder: Path, names: tuple[str, ...], out: str) -> Outputs:
-    """Write `ONNX`, with the weights in the file; what it gives in ONNX Runtime."""
+    """Write `ONNX` with its weights, and return a function that runs it in ONNX Runtime."""
     import onnxruntime
 
     path = folder / ONNX
@@ -138,7 +139,7 @@ class Checks:
 
     inputs: Inputs
     what: str
-    """What they are, for the card."""
+    """Description for the card."""
 
 
 def records_of(catalog: Catalog, signal: Signal) -> Checks:
@@ -160,7 +161,7 @@ def records_of(catalog: Catalog, signal: Signal) -> Checks:
 
 
 def noise(signal: Signal, statistics: Statistics | None) -> Checks:
-    """Seeded noise of about the values that a model sees, half of it padded where that counts."""
+    """Seeded noise in the model's range of values, half of it padded if sizes matter."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(RECORDS, *signal.stored_shape, generator=generator)
     parameters = signal.normaliser_parameters()
@@ -188,14 +189,14 @@ def require_equal(name: str, outputs: Outputs, model: Model, checks: Checks) -> 
     if not apart <= LARGEST_DIFFERENCE:
         raise BenchmdError(
             f"{name} differs from the model by {apart:.2g} on {checks.what}, expected "
-            f"{LARGEST_DIFFERENCE:g} or less: nothing is written. Export without the option that "
-            "makes it, and report the network."
+            f"{LARGEST_DIFFERENCE:g} or less: nothing is written. Export without its option, and "
+            "report the network."
         )
     return apart
 
 
 def difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
-    """Largest difference of outputs, as a share of the largest of them where that is above 1."""
+    """Largest difference of outputs, relative to the largest output if that is above 1."""
     if expected.shape != actual.shape:
         return float("inf")
     return float((actual - expected).abs().max() / max(1.0, float(expected.abs().max())))
@@ -211,7 +212,7 @@ def _whole(signal: Signal, records: int) -> torch.Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[Any]:
-    """Without what exporters log and warn of, which concerns their own code."""
+    """Silence logs and warnings of exporters, which concern their own code."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

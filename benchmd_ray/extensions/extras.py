@@ -30,12 +30,12 @@ EXTRAS: Mapping[str, Extra] = {
     "transformers": Extra(("transformers",), "encoders of transformers (--from hf:FOLDER)"),
     "onnx": Extra(("onnx", "onnxscript", "onnxruntime"), "benchmd export --onnx"),
 }
-"""By their names in ``pip install 'benchmd-ray[NAME]'``; ``all`` is all of them."""
+"""Extras by their name in ``pip install 'benchmd-ray[NAME]'``; ``all`` is all of them."""
 _EXTRA_OF = {package: name for name, extra in EXTRAS.items() for package in extra.packages}
 
 
 class MissingExtra(BenchmdError):
-    """A package is not installed; whatever needs it fails alike on this machine."""
+    """A package is not installed, so all work that needs it fails on this machine."""
 
 
 def command_for(*extras: str) -> str:
@@ -44,7 +44,7 @@ def command_for(*extras: str) -> str:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package is installed, without importing it; a folder of its name is not one."""
+    """Whether a package is installed, without importing it; a mere folder does not count."""
     if package in sys.modules:
         return sys.modules[package] is not None
     spec = importlib.util.find_spec(package)
@@ -52,7 +52,7 @@ def is_installed(package: str) -> bool:
 
 
 def require(purpose: str, *packages: str, instead: str = "") -> None:
-    """Refuse work before it begins if a package that it needs is not installed.
+    """Refuse work before it starts if a required package is not installed.
 
     ``purpose`` begins the message; ``instead`` is a sentence on what works without the package.
     """
@@ -63,12 +63,12 @@ def require(purpose: str, *packages: str, instead: str = "") -> None:
 
 @contextmanager
 def importing(package: str, purpose: str, instead: str = "") -> Iterator[None]:
-    """Import a package of an extra within, see `require`."""
+    """Context for importing a package of an extra, see `require`."""
     try:
         yield
     except ImportError as error:
         what = _absent([package])
-        if is_installed(package):  # it is damaged, or lacks something itself
+        if is_installed(package):  # the package is damaged, or lacks a dependency
             why = first_line(error)
             what = f"the package {package}, which cannot be imported ({why}). Install it again"
         raise _missing(purpose, [package], what, instead) from error

@@ -1,10 +1,10 @@
-"""Versions of the code that computes results; they are part of a run's name.
+"""Versions of the code parts that compute results; they are part of a run's name.
 
 Raise a part's version whenever its results change: runs of two versions are different runs, which
-are never pooled, resumed into one another or taken for done. ``python tests/parts.py`` compares the
+are never pooled, and neither resumes or replaces the other. ``python tests/parts.py`` compares the
 sources with the recorded ones, and accepts a change that alters no result. Data readers and dataset
-modules have a ``VERSION`` of their own, which is part of a catalog's identity; an evaluation's is
-in its predictions (`runs.predictions.Form`).
+modules have their own ``VERSION``, which is part of a catalog's identity; the version of an
+evaluation is in its predictions (`runs.predictions.Form`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmd_ray.extensions.extras import is_installed
 
 @dataclass(frozen=True)
 class Part:
-    """Source files that compute results together."""
+    """Name, version and source files of code that computes results together."""
 
     version: int
     files: tuple[str, ...]
@@ -35,6 +35,7 @@ PARTS: Mapping[str, Part] = {
         1, ("models/evaluating.py", "models/hub_configs.py", "models/hub_networks.py")
     ),
     "imagenet": Part(1, ("models/imagenet.py",)),
+    "random kernels": Part(1, ("models/random_kernels.py", "training/fitting.py")),
     "heads": Part(1, ("models/heads.py",)),
     "nearest neighbours": Part(1, ("models/neighbours.py",)),
     "segmentation": Part(
@@ -86,6 +87,7 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "linear evaluation": Part(2, ("training/features.py",)),
+    "logistic regression": Part(1, ("training/logistic.py",)),
     "augmentation": Part(
         1,
         (
@@ -130,12 +132,12 @@ EVERY = ("normalisation", "feed", "optimisation")
 
 
 def versions_of(names: Iterable[str]) -> dict[str, int]:
-    """Versions of those names that are parts; a plug-in has the hash of its source instead."""
+    """Versions of the named parts; a plug-in has the hash of its source instead."""
     return {name: PARTS[name].version for name in sorted({*names} & PARTS.keys())}
 
 
 def older(stated: Mapping[str, object]) -> list[str]:
-    """Parts whose version is not the current one: ``mae 1, now 2``."""
+    """Text for each part whose version is not the current one: ``mae 1, now 2``."""
     now = {name: part.version for name, part in PARTS.items()}
     changed = [name for name in sorted(stated) if stated[name] != now.get(name)]
     return [f"{name} {stated[name]}, now {now.get(name, 'gone')}" for name in changed]
@@ -143,7 +145,7 @@ def older(stated: Mapping[str, object]) -> list[str]:
 
 @cache
 def package_versions() -> Mapping[str, str]:
-    """Versions of the packages that compute; looking them up takes milliseconds."""
+    """Versions of the packages that compute results, cached, as a look-up takes milliseconds."""
     packages = ("torch", "deepspeed", "ray", "numpy", "pyarrow", "monai", "transformers")
     versions = {name: version(name) for name in packages if is_installed(name)}
     return {"benchmd_ray": __version__, **versions}

@@ -28,14 +28,16 @@ GROUPS = {
 }
 """Group of entry points for each kind of plug-in."""
 ALLOWED = "BENCHMD_ALLOW_PLUGINS"
-"""Import paths that may be imported, separated by commas; child processes inherit it."""
+"""Variable with import paths that may be imported, separated by commas; child processes inherit
+it.
+"""
 NAMED = "BENCHMD_BENCHMARKS"
-"""Import paths of the user's benchmarks, likewise."""
+"""Variable with import paths of the user's benchmarks, separated by commas."""
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def allow(*names: str) -> None:
-    """Let this process, and those that it starts, import these plug-ins.
+    """Allow this process and its child processes to import these plug-ins.
 
     Names of entry points need no permission.
     """
@@ -57,8 +59,8 @@ def plugin(
     SHA-256 of the source that a run was made with.
 
     Raises:
-        BenchmdError: There is none of that name, the user did not allow it, its source is not the
-            recorded one, or it cannot be imported.
+        BenchmdError: The name is unknown, the user did not allow it, its source is not the recorded
+            one, or it cannot be imported.
     """
     entry = _entry(kind, name, known)
     source = _source(kind, entry)
@@ -72,7 +74,7 @@ def plugin(
         loaded = entry.load()
     except (ImportError, AttributeError) as error:
         raise _not_importable(kind, name, error) from error
-    except Exception as error:  # whatever a module of the user does
+    except Exception as error:  # a custom module may raise anything
         raise BenchmdError(
             f"the {kind} {name} cannot be imported: {source} fails with {type(error).__name__}: "
             f"{first_line(error)}. Correct it and run again."
@@ -84,9 +86,9 @@ def plugin(
 
 
 def plugin_source(kind: str, name: str, known: Iterable[str] = ()) -> str:
-    """SHA-256 of the file that defines a plug-in: another source makes another run.
+    """SHA-256 of the file that defines a plug-in, part of a run's determinants.
 
-    The plug-in is imported, so that one that fails is refused before a run is named by it.
+    The plug-in is imported, so that a failing one is refused before a run is named by it.
     """
     plugin(kind, name, known)
     return sha256(_source(kind, _entry(kind, name, known)))
@@ -100,8 +102,8 @@ def _entry(kind: str, name: str, known: Iterable[str]) -> EntryPoint:
         raise unknown_name(kind, name, [*known, *sorted(installed.names)])
     if name not in allowed():
         raise BenchmdError(
-            f"the {kind} {name} is code that you have not named yourself: a run, a search or a "
-            "catalog names it, and nothing was imported. If you trust it, allow it with "
+            f"the {kind} {name} is code that you did not name yourself but that a run, a search or "
+            "a catalog names; nothing was imported. If you trust it, allow it with "
             f"--allow-plugin {name} (or {ALLOWED}; in Python benchmd_ray.allow)."
         )
     return EntryPoint(name, name, GROUPS[kind])

@@ -1,4 +1,4 @@
-"""Private APIs of other packages, with errors that name the versions which have them."""
+"""Private APIs of other packages; if one is missing, the error names the versions that have it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmd_ray.errors import BenchmdError
 
 
 def private_part(module: str, name: str) -> Any:
-    """A private attribute of a module; `BenchmdError` names the versions that have it."""
+    """A private attribute of a module; if missing, the error names the versions that have it."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -25,7 +25,7 @@ def private_part(module: str, name: str) -> Any:
 
 @contextmanager
 def replaced(module: str, name: str, instead: Any) -> Iterator[None]:
-    """Replace a private attribute within."""
+    """Context in which a private attribute is replaced."""
     before = private_part(module, name)
     place = importlib.import_module(module)
     setattr(place, name, instead)

@@ -1,1 +1,1 @@
-"""Files that are written whole or not at all, hashes, Parquet, arrays, the machine's cache."""
+"""Atomic files, hashes, Parquet, arrays, and the machine's cache."""

@@ -20,7 +20,7 @@ UNREADABLE = (
 
 
 def mapped(path: Path, mode: Literal["r", "c"], remedy: str) -> npt.NDArray[Any]:
-    """Memory-map a ``.npy`` file, read-only (r) or copied on write (c); else `Damaged`."""
+    """Memory-map a ``.npy`` file, read-only (r) or copy-on-write (c); raises `Damaged`."""
     try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
     except UNREADABLE as error:

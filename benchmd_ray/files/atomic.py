@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, locks and hashes."""
+"""Atomic files, locks and hashes."""
 
 from __future__ import annotations
 
@@ -25,23 +25,26 @@ from benchmd_ray.errors import BenchmdError, Busy, DiskFull
 TEMPORARY = ".partial-"
 """Prefix of files and folders that are being written; they are renamed at the end."""
 MAX_BYTES = 2**33
-"""Of a file that is read whole; a shard has less than 100 MB."""
+"""Most bytes of a file that is read whole; a shard has less than 100 MB."""
 MAX_VALUES = 2**20
-"""Values in a JSON text; the manifest of a catalog of 10,000 shards has a tenth of that."""
+"""Most values in a JSON text; the manifest of a catalog of 10,000 shards has a tenth of that."""
 LOOK_SECONDS = 0.1
-"""Longer than another process needs to see whether a lock is free."""
+"""Seconds; longer than another process needs to test whether a lock is free."""
 FULL = {
     errno.ENOSPC: ("no space left", "free some space"),
-    errno.EDQUOT: ("no space left within the disk quota", "free some space, or have it raised"),
+    errno.EDQUOT: (
+        "no space left within the disk quota",
+        "free some space, or have the quota raised",
+    ),
     errno.EFBIG: ("no space left within the largest size of a file", "raise it (`ulimit -f`)"),
 }
-"""Error numbers of a file that cannot become longer: what is full, and the remedy."""
+"""What is full and the remedy, by error number of a failed write."""
 CUT_OFF = re.compile(r"\d+ requested and \d+ written")
-"""What NumPy says of a full disk, without an error number."""
+"""NumPy's message on a full disk, which has no error number."""
 
 
 def cache_folder() -> Path:
-    """Folder of what can be made again: ``BENCHMD_CACHE`` or ~/.cache/benchmd."""
+    """Folder of data that can be recomputed: ``BENCHMD_CACHE`` or ~/.cache/benchmd."""
     return Path(os.environ.get("BENCHMD_CACHE") or Path.home() / ".cache" / "benchmd")
 
 
@@ -65,7 +68,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path next to the file ``path``, renamed to it on success.
 
     Raises:
-        DiskFull: There is no space left; nothing half-written stays.
+        DiskFull: There is no space left; no partial file remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}")
@@ -99,7 +102,7 @@ def removed_on_failure(partial: Path, path: Path) -> Iterator[None]:
 
 
 def disk_full(number: int, path: Path) -> DiskFull:
-    """The error of a file that could not be written, by its number in `FULL`."""
+    """The error for a file that could not be written, by its number in `FULL`."""
     what, remedy = FULL[number]
     return DiskFull(
         f"{what} while writing {path} ({shutil.disk_usage(path.parent).free:,} bytes free). "
@@ -116,7 +119,7 @@ def full_remedy(error: BaseException) -> str:
 def full_number(error: BaseException | None) -> int:
     """The number in `FULL` of an error or one of its causes; 0 for another error.
 
-    Libraries raise errors of their own, some of which have it only in their text.
+    Libraries raise their own errors, some with the number only in their text.
     """
     while isinstance(error, Exception) and not isinstance(error, BenchmdError):
         text = str(error)
@@ -132,7 +135,7 @@ def full_number(error: BaseException | None) -> int:
 def is_disk_full(error: BaseException, folder: Path) -> bool:
     """Whether an error in a folder means a full disk, quota or file.
 
-    Any other error counts when the disk has less than a mebibyte left.
+    Any other error counts if the disk has less than a mebibyte left.
     """
     return bool(full_number(error)) or (isinstance(error, Exception) and _is_full(folder))
 
@@ -165,7 +168,7 @@ def remove(path: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what an interrupted process left half-written in ``folder``."""
+    """Remove partial files of an interrupted process in ``folder``."""
     for path in folder.glob(f"{TEMPORARY}*"):
         remove(path)
 
@@ -179,8 +182,8 @@ def parse_json(data: bytes | str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: It is not JSON, or may hold more than `MAX_VALUES` values: an empty list takes
-            three characters there, and twenty times as much here.
+        ValueError: It is not JSON, or may have more than `MAX_VALUES` values: an empty list takes
+            three characters of text and twenty times as much memory.
         RecursionError: It is nested deeper than Python can follow.
     """
     marks = ",[{" if isinstance(data, str) else (b",", b"[", b"{")
@@ -191,13 +194,13 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON, whole or not at all."""
+    """Write JSON atomically."""
     with replacing(path) as partial:
         partial.write_bytes(json_bytes(content))
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a file, created if missing: all of the text or nothing.
+    """Append a text to a file, all or nothing; the file is created if missing.
 
     Raises:
         BenchmdError: It is a link or not a regular file.
@@ -209,7 +212,7 @@ def append_text(path: Path, text: str) -> None:
 
 
 def append(file: io.FileIO, data: bytes, path: Path) -> None:
-    """Append to an opened file with one writer: all of the data or nothing (`DiskFull`)."""
+    """Append data to an open file with one writer, all or nothing (`DiskFull`)."""
     before, left = file.seek(0, os.SEEK_END), memoryview(data)
     try:
         while left:
@@ -268,10 +271,10 @@ def digest(content: Any) -> str:
 
 @contextmanager
 def locked(path: Path, what: str, *, wait: bool = False, shared: bool = False) -> Iterator[None]:
-    """Hold the lock file ``path``; it is freed when the process ends, however it ends.
+    """Hold the lock file ``path``; the lock is freed when the process ends, however it ends.
 
-    ``what`` is guarded, for the error. With ``wait``, wait for another holder. A ``shared`` lock
-    only tests whether somebody works; the file must exist.
+    ``what`` names the protected work in the error. With ``wait``, wait for another holder. A
+    ``shared`` lock only tests whether another process is working; the file must exist.
 
     Raises:
         Busy: Another process holds it.
@@ -286,7 +289,7 @@ def locked(path: Path, what: str, *, wait: bool = False, shared: bool = False) -
             except BlockingIOError:
                 if shared:
                     raise
-                time.sleep(LOOK_SECONDS)  # somebody may only have looked
+                time.sleep(LOOK_SECONDS)  # another process may only have tested the lock
                 fcntl.flock(file, kind)
         except BlockingIOError:
             raise Busy(

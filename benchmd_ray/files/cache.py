@@ -1,7 +1,7 @@
 """The machine's cache below ``BENCHMD_CACHE``: splits, computations, files of searches on S3.
 
-Everything here is made again when it is missing. Local mirrors of stores on S3 and leases are in
-the same folder but are not part of it: they may hold work that is not published yet.
+Everything in the cache is recomputed when missing. Local mirrors of stores on S3 and leases are in
+the same folder but are not part of the cache: they may have unpublished work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIMIT = "BENCHMD_CACHE_GIB"
 """Size in GiB beyond which the least recently used entries are removed when a split is decoded;
 unset, nothing is removed."""
 RECENT_SECONDS = 3600.0
-"""Entries that were used within this time are kept."""
+"""Entries used within this time (seconds) are kept."""
 GIB = 2**30
 
 
@@ -34,13 +34,13 @@ class CacheEntry:
 
 
 def used(path: Path) -> None:
-    """Note that a file of the cache is used now."""
-    with suppress(OSError):  # a cache that cannot be written
+    """Mark a file of the cache as used now."""
+    with suppress(OSError):  # the cache may be read-only
         os.utime(hash_path(path))
 
 
 def entries() -> list[CacheEntry]:
-    """What can be made again, the least recently used first."""
+    """Entries of the cache, least recently used first."""
     folder, cached = cache_folder(), []
     patterns = ("*.npy", "*.parquet", "report/*.parquet")
     for path in [path for pattern in patterns for path in folder.glob(pattern)]:
@@ -56,7 +56,7 @@ def entries() -> list[CacheEntry]:
 
 
 def prune(limit_bytes: float, *, dry_run: bool = False) -> list[CacheEntry]:
-    """Remove the least recently used entries until the others fit a size; those removed.
+    """Remove the least recently used entries until the rest fits a size; returns the removed ones.
 
     Entries used within `RECENT_SECONDS` or being written stay. ``dry_run`` only reports.
     """
@@ -76,10 +76,10 @@ def _removed(path: Path) -> bool:
     try:
         with ExitStack() as stack:
             for lock in locks:
-                stack.enter_context(locked(lock, f"what is kept at {path}"))
+                stack.enter_context(locked(lock, f"the cache entry {path}"))
             remove(path)
             remove(hash_path(path))
-    except (Busy, OSError):  # somebody works on it, or it cannot be removed
+    except (Busy, OSError):  # it is in use, or cannot be removed
         return False
     return True
 

@@ -1,8 +1,8 @@
-"""Files that are compared with their hash when they are read: damage is detected, never used.
+"""Files that are verified by their hash when they are read, so that damage is detected.
 
-A JSON file holds its own SHA-256, each line of a log its CRC-32, and any other file has its SHA-256
-in a file next to it, in the format of ``sha256sum``. An unchanged file is hashed once per process.
-The files of a run or a search name it, so that a file moved between two of them is detected. This
+A JSON file includes its own SHA-256, each line of a log its CRC-32, and any other file has its
+SHA-256 in a file next to it, in the format of ``sha256sum``. An unchanged file is hashed once per
+process. Files of a run or a search name their owner, so that misplaced files are detected. This
 protects against damage, not against forgery.
 """
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from benchmd_ray.errors import BenchmdError, count_of, shown
+from benchmd_ray.errors import BenchmdError, count_of, shown, sort_of
 from benchmd_ray.files.atomic import digest, parse_json, replacing, sha256, write_json
 from benchmd_ray.schema.typed import form_fault
 
@@ -31,11 +31,11 @@ HASH = "sha256"
 OF = "of"
 """Key of the run or search that a file belongs to, see `name_of`."""
 NAMED = re.compile(r"-([0-9a-f]{12})$")
-"""End of a run's or search's name: the hash of its determinants."""
+"""Pattern of the end of a run's or search's name: the hash of its determinants."""
 CHECK = "crc32"
 SUFFIX = ".sha256"
 REPLACED_SECONDS = 0.2
-"""Longer than a file's hash takes to be replaced after the file."""
+"""Seconds; longer than the replacement of a file's hash takes after that of the file."""
 Item = TypeVar("Item")
 MAX_JSON_BYTES = 2**24
 """Largest JSON file of a run or a search; they have some kB."""
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Damaged(BenchmdError):
-    """A file that is not what was written; ``remedy`` is a whole sentence."""
+    """A file is damaged; ``remedy`` is a whole sentence."""
 
     def __init__(self, path: object, why: str, remedy: str) -> None:
         """``remedy`` is a whole sentence that says what to do."""
@@ -62,19 +62,19 @@ class StoredItems(Generic[Item]):
 
     found: list[Item]
     damaged: dict[Path, str]
-    """Why others are skipped, by folder."""
+    """Reasons why others are skipped, by folder."""
 
     @property
     def notes(self) -> list[str]:
-        """One line for each that is skipped."""
+        """One line for each skipped item."""
         return [f"Skipped: {why}" for why in self.damaged.values()]
 
 
 def made_again(folder: object) -> str:
-    """What to do if a file of a run is damaged."""
+    """Remedy for a damaged file of a run."""
     return (
-        f"Remove the folder {folder} (or move it out of the store) and run the command again that "
-        "made it."
+        f"Remove the folder {folder} (or move it out of the store) and rerun the command that made "
+        "it."
     )
 
 
@@ -105,17 +105,17 @@ def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
     try:
         content = parse_json(data)
     except (ValueError, RecursionError) as error:  # nested deeper than Python can follow
-        raise Damaged(path, f"it is not JSON of ours ({error})", remedy) from error
+        raise Damaged(path, f"it is not valid JSON ({error})", remedy) from error
     if not isinstance(content, dict):
-        raise Damaged(path, f"it holds {type(content).__name__}, expected an object", remedy)
+        raise Damaged(path, f"it is {sort_of(content)}, expected an object", remedy)
     return content
 
 
 def name_of(folder: Path) -> str:
-    """What files of a run, a search or one of its trials call it.
+    """Name by which files refer to their run, search or trial.
 
-    The hash that the folder's name ends in; for a folder within a search, the search's hash and the
-    path from there.
+    This is the hash at the end of the folder's name; for a folder within a search, the search's
+    hash and the path from there.
     """
     path = folder.resolve()
     for named in (path, *path.parents):
@@ -125,14 +125,14 @@ def name_of(folder: Path) -> str:
 
 
 def require_of(stated: object, folder: Path, path: object, remedy: str) -> None:
-    """Refuse a file (`Damaged`) that states another run or search than its folder."""
+    """Refuse a file (`Damaged`) that names a run or search other than its folder."""
     if stated != name_of(folder):
-        other = f"was written for {shown(stated)}" if stated else "does not say what it is of"
+        other = f"was written for {shown(stated)}" if stated else "does not name its run or search"
         raise Damaged(path, f"it {other}, expected {shown(name_of(folder))}", remedy)
 
 
 def write_hashed_json(path: Path, content: Mapping[str, Any], *, of: Path | None = None) -> None:
-    """Write an object with its hash, whole or not at all.
+    """Write an object with its hash, atomically.
 
     ``of``: folder of the run or search that it belongs to.
     """
@@ -141,14 +141,14 @@ def write_hashed_json(path: Path, content: Mapping[str, Any], *, of: Path | None
 
 def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON-serialisable object with its hash."""
-    plain = json.loads(json.dumps(content))  # as it is read again
+    plain = json.loads(json.dumps(content))  # in the form in which it is read again
     return {**plain, HASH: digest(plain)}
 
 
 def read_hashed_json(
     path: Path, remedy: str, form: Any = None, *, of: Path | None = None
 ) -> dict[str, Any]:
-    """The object that `write_hashed_json` wrote; ``form`` is a TypedDict that it must fit.
+    """Read an object that `write_hashed_json` wrote; ``form`` is a TypedDict that it must fit.
 
     Raises:
         Damaged: It is missing, changed, of another form, or of another run or search than ``of``.
@@ -162,16 +162,16 @@ def read_hashed_json(
 
 
 def without_hash(content: Mapping[str, Any], path: object, remedy: str) -> dict[str, Any]:
-    """The object that `hashed` was given; `Damaged` if it was changed."""
+    """The object without its hash; raises `Damaged` if it was changed."""
     plain = {name: value for name, value in content.items() if name != HASH}
     if not has_digest(plain, content.get(HASH)):
-        why = "its content is not what was written: its SHA-256 is another"
+        why = "its content was changed: its SHA-256 differs"
         raise Damaged(path, why if content.get(HASH) else f"it has no {HASH}", remedy)
     return plain
 
 
 def has_digest(content: Mapping[str, Any], stated: object) -> bool:
-    """Whether an object has this digest; one that JSON cannot hold has none."""
+    """Whether an object has this digest; objects that JSON cannot represent have none."""
     try:
         return digest(content) == stated
     except (UnicodeEncodeError, RecursionError):  # half a surrogate pair; nested too deep
@@ -184,7 +184,7 @@ def line(values: Mapping[str, Any]) -> str:
 
 
 def checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON-serialisable values with their checksum."""
+    """Add the checksum to JSON-serialisable values."""
     plain = json.loads(json.dumps(values))
     return {**plain, CHECK: _checksum(plain)}
 
@@ -198,7 +198,7 @@ def read_line(text: str) -> dict[str, Any] | None:
 
 
 def unchecked(values: Any) -> dict[str, Any] | None:
-    """The values that `checked` was given; None if they were damaged."""
+    """The values without their checksum; None if they were damaged."""
     if not isinstance(values, dict):
         return None
     plain = {name: value for name, value in values.items() if name != CHECK}
@@ -209,16 +209,16 @@ def unchecked(values: Any) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines of a log; none without a file.
+    """Complete lines of a log; none without a file.
 
-    Damaged lines are skipped with a warning, and so is a log that is larger than any. A last line
-    that a killed process cut off is skipped silently.
+    Damaged lines and oversized logs are skipped with a warning. A last line that a killed process
+    cut off is skipped silently.
     """
     if not path.is_file():
         return []
     text = path.read_text("utf-8", "replace") if path.stat().st_size <= MAX_LOG_BYTES else None
     if text is None or text.count("\n") > MAX_LOG_LINES:
-        _warn(path, "it is skipped, as it is larger than any log")
+        _warn(path, "it is skipped, as it is too large for a log")
         return []
     texts = text.split("\n")
     cut_off = texts.pop()
@@ -241,7 +241,7 @@ def _checksum(values: Mapping[str, Any]) -> str:
 
 @contextmanager
 def replacing_hashed(path: Path) -> Iterator[Path]:
-    """Write a file and its hash next to it, each whole or not at all; see `atomic.replacing`."""
+    """Write a file and its hash next to it, each atomically; see `atomic.replacing`."""
     with replacing(path) as partial:
         yield partial
         stated = sha256(partial)
@@ -255,10 +255,10 @@ def write_hash(path: Path, stated: str | None = None) -> None:
 
 
 def require_hash(path: Path, remedy: str) -> None:
-    """Compare a file with the hash next to it; twice, as another process may be replacing both.
+    """Verify a file by the hash next to it; twice, as another process may be replacing both.
 
     Raises:
-        Damaged: It has another hash, or there is none.
+        Damaged: It has a different hash, or the hash is missing.
     """
     try:
         require_sha256(path, stated_sha256(path, remedy), remedy)
@@ -270,7 +270,7 @@ def require_hash(path: Path, remedy: str) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is there and has the hash that is next to it."""
+    """Whether a file exists and has the hash that is next to it."""
     try:
         require_hash(path, "")
     except Damaged:
@@ -282,7 +282,7 @@ def stated_sha256(path: Path, remedy: str) -> str:
     """The hash next to a file; the file itself is not read.
 
     Raises:
-        Damaged: There is none, or it is that of a file of another name.
+        Damaged: It is missing, or is that of a file with another name.
     """
     beside = hash_path(path)
     if not beside.is_file():
@@ -295,7 +295,7 @@ def stated_sha256(path: Path, remedy: str) -> str:
 
 
 def require_sha256(path: Path, stated: str, remedy: str) -> None:
-    """Refuse a file (`Damaged`) that is missing or has another SHA-256."""
+    """Refuse a file (`Damaged`) that is missing or has a different SHA-256."""
     _regular(path, remedy)
     if sha256_once(path) != stated:
         raise Damaged(path, "its SHA-256 is not the one that was recorded", remedy)

@@ -1,4 +1,4 @@
-"""Reading Parquet files: bounded, without extension types, damage as one error."""
+"""Safe reading of Parquet files: bounded, without extension types, with one error for damage."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from benchmd_ray.errors import first_line
 from benchmd_ray.files.integrity import Damaged
 
 MAX_ROWS = 2**26
-"""Rows of one file: ten times the epochs of all nights of the largest dataset."""
+"""Most rows of a file: ten times the epochs of all nights of the largest dataset."""
 MAX_BYTES = 2**32
-"""Bytes that one file may hold decoded; a repeated text may claim less than it takes."""
+"""Most decoded bytes of a file; the metadata of repeated texts may claim less than they take."""
 LEAST_BYTES = 2**27
-"""Bytes that every file may hold decoded, however small it is."""
+"""Decoded bytes allowed for any file, however small it is."""
 MOST_TIMES = 100
-"""Decoded size of a larger file over its own; our files have up to about 20."""
+"""Largest ratio of decoded size to file size for larger files; our files have up to about 20."""
 BATCH_ROWS = 4096
 """Rows of a foreign table that are decoded at a time."""
 READ_ROWS = 2**18
-"""The same for our files: each batch looks at all distinct texts of its row group."""
+"""Rows decoded at a time for our files; each batch processes all distinct texts of its row
+group.
+"""
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 LEVELS = 4
 """Additional bytes of a value within a list."""
 AS_LONG_AS_STORED = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
-"""Encodings in which a text takes its own bytes; in others one may be stored for many."""
+"""Encodings that store each text in full; others may store one text for many values."""
 BY_NUMBER = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 """Encodings in which each distinct text is stored once."""
 
@@ -44,15 +46,15 @@ def opened(
     dictionaries: Sequence[str] = (),
     most: int | None = None,
 ) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file; whatever reading it raises becomes `Damaged`.
+    """Open a Parquet file; any error of reading becomes `Damaged`.
 
     Extension types are refused: some are defined by code, and Ray registers one that unpickles.
-    ``dictionaries`` are columns of text to read as dictionaries. ``most``: bytes that a file of
-    ours may hold decoded; None for a foreign one, or a shard.
+    ``dictionaries`` are columns of text to read as dictionaries. ``most``: most decoded bytes for
+    our own files; None for foreign files and shards.
 
     Raises:
-        Damaged: It is not a whole file, claims more than `MAX_ROWS`, ``most`` or `MAX_BYTES`, or
-            has a column of an extension type or one twice.
+        Damaged: It is incomplete, claims more than `MAX_ROWS`, ``most`` or `MAX_BYTES`, has a
+            column of an extension type, or has a column twice.
     """
     if isinstance(source, Path) and source.exists() and not source.is_file():
         raise Damaged(path, "it is not a regular file", remedy)
@@ -79,7 +81,7 @@ def opened(
 def read_table(
     source: Any, path: object, remedy: str, *, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """The rows of a Parquet file of ours; see `opened`.
+    """Read the rows of one of our own Parquet files; see `opened`.
 
     It may decode to `MOST_TIMES` its size, or to `LEAST_BYTES` if that is more. Texts are read as
     dictionaries until their total length is known.
@@ -117,7 +119,7 @@ def _decoded_bytes(column: pa.Array) -> int:
 def _schema(file: pq.ParquetFile, path: object, remedy: str) -> pa.Schema:
     try:
         return file.schema_arrow
-    except Exception as error:  # whatever an extension type that is registered raises
+    except Exception as error:  # registered extension types may raise anything
         raise Damaged(path, f"its schema cannot be read ({first_line(error)})", remedy) from error
 
 
@@ -137,9 +139,9 @@ def _require_bounded(metadata: Any, most: int | None, path: object, remedy: str)
 
 
 def _claimed(column: Any, part: Any, *, ours: bool) -> int:
-    """Bytes that the values of a column in a row group take decoded.
+    """Claimed decoded bytes of a column in a row group.
 
-    A lower bound for texts, unless they are in an encoding that no file of ours has.
+    For texts a lower bound, unless they have an encoding that our files do not use.
     """
     values, stored = int(part.num_values), int(part.total_uncompressed_size)
     if min(values, stored) < 0:
@@ -149,7 +151,9 @@ def _claimed(column: Any, part: Any, *, ours: bool) -> int:
     if part.physical_type != "BYTE_ARRAY":
         return levels + values * WIDTHS.get(part.physical_type, int(column.length))
     encodings = {*part.encodings} - AS_LONG_AS_STORED
-    repeated = ours and (encodings if nested else encodings - BY_NUMBER)  # else see `read_table`
+    repeated = ours and (
+        encodings if nested else encodings - BY_NUMBER
+    )  # others are bounded by `read_table`
     return levels + LEVELS * values + (values * stored if repeated else stored)
 
 

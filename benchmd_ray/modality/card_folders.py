@@ -1,8 +1,8 @@
 """Folders of cards: the package's, the user's, and those of installed packages.
 
-A folder has one YAML file per dataset, and ``modalities`` with one per modality. Users name theirs
-on the command line or in `CARDS`; an installed package has an entry point of the group `GROUP`
-that names a package with the files as data.
+A folder has one YAML file per dataset, and ``modalities`` with one per modality. Users name their
+folders on the command line or in `CARDS`; an installed package has an entry point of the group
+`GROUP` that names a package with the card files as data.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from benchmd_ray.files.atomic import resource_folder
 from benchmd_ray.schema.typed import line_of
 
 CARDS = "BENCHMD_CARDS"
-"""Folders of cards, separated as in ``PATH``; processes that a command starts inherit it."""
+"""Variable with folders of cards, separated as in ``PATH``; child processes inherit it."""
 GROUP = "benchmd_ray.cards"
-"""Entry points of packages that hold cards: ``name = package.with.cards``."""
+"""Entry point group of packages with cards: ``name = package.with.cards``."""
 
 T = TypeVar("T")
 
 
 def add_card_folders(folders: Iterable[Path]) -> None:
-    """Let this process, and those that it starts, find the cards of these folders."""
+    """Let this process and its child processes find the cards in these folders."""
     chosen = [folder.absolute() for folder in folders]
     _require_folders(chosen)
     os.environ[CARDS] = os.pathsep.join(dict.fromkeys([*_named(), *map(str, chosen)]))
@@ -51,10 +51,10 @@ def _require_folders(folders: Iterable[Path]) -> None:
 
 
 def broken_packages() -> dict[str, str]:
-    """Faults of entry points that name no folder of cards, by name."""
+    """Faults of entry points that do not name a folder of cards, by name."""
     return {
         entry.name: f"the entry point {entry.name} of {GROUP} names {entry.value}, which is not an "
-        "installed package: expected one that holds cards."
+        "installed package: expected a package with cards."
         for entry in _entries(tuple(sys.path))
         if entry.name not in _installed()
     }
@@ -87,12 +87,12 @@ class Cards(Generic[T]):
     kind: str
     sound: dict[str, T] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
-    """Faults by the name of the file, or by its path if another has that name."""
+    """Faults by name of the file, or by its path if the name is not unique."""
     taken: dict[str, str] = field(default_factory=dict)
-    """Names that a second card has, with the fault."""
+    """Names that a second card claims, with the fault."""
 
     def __getitem__(self, name: str) -> T:
-        """The card of that name; else an error that lists the valid names."""
+        """The card of a name; otherwise raises an error that lists the valid names."""
         if name in self.sound:
             return self.sound[name]
         if name in self.broken:
@@ -101,10 +101,10 @@ class Cards(Generic[T]):
 
 
 def read_cards(kind: str, paths: Iterable[Path], read: Callable[[Path], dict[str, T]]) -> Cards[T]:
-    """Read card files; a broken one affects no other.
+    """Read card files; a broken one does not affect others.
 
-    ``paths`` begin with the package's own: a later card whose name is taken is broken. ``read``
-    gives what a file says, by name.
+    ``paths`` start with the package's own: a later card whose name is taken is broken. ``read``
+    returns the cards of a file by name.
     """
     cards: Cards[T] = Cards(kind)
     places: dict[str, Path] = {}
@@ -130,11 +130,11 @@ def read_cards(kind: str, paths: Iterable[Path], read: Callable[[Path], dict[str
 
 
 def require_own_name(path: Path, content: Mapping[str, Any], where: str) -> None:
-    """Refuse a card whose name is not its file's; the error names the line."""
+    """Refuse a card whose name differs from its file's; the error states the line."""
     if content.get("name") != path.stem:
         raise BenchmdError(
             f"{where}{line_of(content, 'name')}, has the name {shown(content.get('name'))}: "
-            "expected the file's own."
+            "expected the file's name."
         )
 
 

@@ -1,8 +1,8 @@
-"""Modalities: a signal, its usual task, and its batch size in the fixed protocol.
+"""Modalities: a signal, its default task, and its batch size in the fixed protocol.
 
 Each is a card of ``data_catalog/modalities``, the seven of BenchMD among them (BenchMD v2, section
-3 and appendix C; ``docs/differences.md`` names where this departs). Cards of datasets name one and
-may state what differs in their signal and task.
+3 and appendix C; ``docs/differences.md`` names where this departs). Cards of datasets name a
+modality and may override its signal and task.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLDER = "modalities"
 
 @dataclass(frozen=True)
 class Modality:
-    """A signal with its usual task."""
+    """A signal with its default task."""
 
     name: str
     signal: Signal
@@ -44,7 +44,7 @@ class Modality:
         return self.place is None, self.place or 0, self.name
 
     def fits(self, other: Modality) -> bool:
-        """Whether a model of one can be scored on the other: their signals and tasks are equal."""
+        """Whether a model of one can be scored on the other: signals and tasks must be equal."""
         return (self.signal, self.task) == (other.signal, other.task)
 
 
@@ -77,10 +77,10 @@ def _read(path: Path) -> dict[str, Modality]:
 
 
 def broken_modalities() -> dict[str, str]:
-    """Faults of the other cards, by the names of their files."""
+    """Faults of broken cards, by name of the file."""
     return _read_all(card_folders()).broken
 
 
 def modality(name: str) -> Modality:
-    """The modality of that name; else an error that lists the valid names or the card's fault."""
+    """The modality of a name; otherwise an error with the valid names or the card's fault."""
     return _read_all(card_folders())[name]

@@ -13,7 +13,7 @@ from benchmd_ray.schema.typed import PlainValue, typed
 
 @dataclass(frozen=True)
 class Range:
-    """Values that are mapped linearly onto others; those beyond are clipped."""
+    """A linear mapping of a range of values; values outside are clipped."""
 
     low: float
     high: float
@@ -61,9 +61,9 @@ PARAMETERS: dict[str, type] = {
     "source-mean": Range,
     "none": Plain,
 }
-"""By the names of the normalisers of `benchmd_ray.data.normalise`."""
+"""Types of parameters by name of the normaliser in `benchmd_ray.data.normalise`."""
 MAX_VALUES = 2**28
-"""Values of a stored signal: half a gigabyte of int16."""
+"""Most values of a stored signal: half a gigabyte of int16."""
 LOWEST_RATE = 1e-3
 """Hz; rates are rounded to 1 / 10,000."""
 AXES = (("channel", "time"), ("channel", "y", "x"), ("channel", "z", "y", "x"))
@@ -73,33 +73,33 @@ GROUPS = dict(zip(AXES, ("over-time", "images", "volumes"), strict=True))
 
 @dataclass(frozen=True)
 class Signal:
-    """The records of a catalog."""
+    """Type of the records in a catalog."""
 
     name: str
     axes: tuple[str, ...]
     stored_shape: tuple[int, ...]
     input_shape: tuple[int, ...]
-    """The centre of the stored shape that the encoder sees, channels first."""
+    """Shape of the encoder's input, the centre of the stored shape, channels first."""
     dtype: Literal["int16", "uint8"]
     unit: str
     patch: tuple[int, ...]
-    """Extent of a patch along each axis except the channel's."""
+    """Extent of a patch along each axis except the channel."""
     normaliser: str
     parameters: dict[str, PlainValue] = field(default_factory=dict, hash=False)
     channels: tuple[str, ...] = ()
     rate: float | None = None
     """Sampling rate in Hz, for signals over time."""
     within: tuple[str, ...] = ()
-    """Wider groups in search spaces, the widest first."""
+    """Groups in search spaces that include this signal, widest first."""
 
     def __post_init__(self) -> None:
-        """Raise `FieldError` for a signal that no catalog or encoder can have."""
+        """Raise `FieldError` for a signal that is impossible for catalogs or encoders."""
         require_plain_name("signal", self.name)
         for name in self.within:
             require_plain_name("group of signals", name, "within")
         field, fault = self._axes_fault() or self._extents_fault() or self._time_fault() or ("", "")
         if fault:
-            raise FieldError(field, f"the signal {self.name} cannot be: {fault}.")
+            raise FieldError(field, f"the signal {self.name} is invalid: {fault}.")
         try:
             self.normaliser_parameters()
         except BenchmdError as error:
@@ -107,7 +107,7 @@ class Signal:
             raise FieldError(field, str(error)) from error
 
     def _axes_fault(self) -> tuple[str, str] | None:
-        """A field and its fault; None if there is none, as in the next two."""
+        """A field and its fault; None if there is none (so in the next two methods)."""
         extents = (*self.stored_shape, *self.input_shape, *self.patch)
         if self.axes not in AXES:
             expected = " or ".join(", ".join(axes) for axes in AXES)
@@ -130,11 +130,11 @@ class Signal:
             if stored < seen or (stored - seen) % 2:
                 return (
                     "input_shape",
-                    f"of {stored} stored values along {axis} the centre {seen} cannot be cut out: "
-                    "expected no more than are stored, less by an even number",
+                    f"the central {seen} of {stored} stored values along {axis} cannot be cut out: "
+                    "expected at most the stored number, and an even difference",
                 )
             if seen % patch:
-                fault = f"patches of {patch} do not cut {seen} values along {axis} into whole ones"
+                fault = f"{seen} values along {axis} cannot be divided into patches of {patch}"
                 return "patch", fault
         return None
 
@@ -168,18 +168,18 @@ class Signal:
 
     @property
     def patch_size(self) -> int:
-        """Values of a patch, all channels together."""
+        """Values of a patch over all channels."""
         return self.input_shape[0] * math.prod(self.patch)
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Its groups in search spaces, the widest first, and its own name."""
+        """Its groups in search spaces, widest first, and its own name."""
         return (GROUPS[self.axes], *self.within, self.name)
 
     def with_patch(self, size: int) -> Signal:
         """This signal with patches of another extent.
 
-        ``size`` counts samples along time, or pixels along y and x; the extent along z stays. 0
+        ``size`` is in samples along time, or in pixels along y and x; the extent along z stays. 0
         keeps the signal's own patches. A size that does not divide the signal's extent is an error.
         """
         if size == 0:
@@ -189,8 +189,9 @@ class Signal:
         if size < 0 or any(extent % size for extent in along):
             unit = "samples" if self.axes[-1] == "time" else "pixels"
             raise BenchmdError(
-                f"setting encoder.patch_size is {size}, which does not cut the {along[0]} {unit} "
-                f"of {self.name} along {' and '.join(self.axes[1 + len(kept) :])} into whole "
+                f"setting encoder.patch_size is {size}, which does not divide the {along[0]} "
+                f"{unit} of {self.name} along {' and '.join(self.axes[1 + len(kept) :])} into "
+                "whole "
                 f"patches: expected a divisor, such as {_divisors_near(math.gcd(*along), size)}, "
                 f"or 0 for its own ({self.patch[-1]})."
             )
@@ -198,23 +199,24 @@ class Signal:
 
 
 def valid_area(extents: Sequence[int], size: Sequence[Any]) -> tuple[slice, ...]:
-    """The part of a stored signal that is not padding, along each axis except the channel's.
+    """The part of a stored signal that is not padding, along each axis except the channel.
 
-    ``extents`` are the stored signal's, ``size`` the valid ones (`Record.valid_size`). Padding is
-    on both sides, half of it rounded down in front; that of short volumes is behind their slices.
+    ``extents`` are those of the stored signal, ``size`` the valid ones (`Record.valid_size`).
+    Padding is on both sides, with half of it (rounded down) in front; short volumes are padded only
+    after their slices.
     """
     starts = valid_starts(extents, size)
     return tuple(slice(start, start + valid) for start, valid in zip(starts, size, strict=True))
 
 
 def valid_starts(extents: Sequence[int], size: Sequence[Any]) -> list[Any]:
-    """Where each slice of `valid_area` begins, which takes the same; sizes may be tensors."""
+    """Start of each slice of `valid_area`, with the same arguments; sizes may be tensors."""
     starts = [(whole - valid) // 2 for whole, valid in zip(extents, size, strict=True)]
     return [0 * starts[0], *starts[1:]] if len(starts) == 3 else starts
 
 
 def differing_in(signal: Signal, other: Signal) -> str:
-    """How two signals of one name differ, for a message; empty if their names differ."""
+    """How two signals with the same name differ, for a message; empty if their names differ."""
     if signal.name != other.name:
         return ""
     names = [f.name for f in fields(Signal) if getattr(signal, f.name) != getattr(other, f.name)]

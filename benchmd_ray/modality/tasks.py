@@ -1,4 +1,4 @@
-"""Tasks: what is predicted of a signal, and the unit that is scored."""
+"""Tasks: what is predicted from a signal, and the unit that is scored."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TaskKind = Literal["single-label", "multi-label", "ordinal", "segmentation"]
 EXCLUSIVE = ("single-label", "ordinal")
 SEGMENTATION: Literal["segmentation"] = "segmentation"
 UNKNOWN = -1
-"""Target of a class that is not known; losses and metrics mask it."""
+"""Target of a class with an unknown label; losses and metrics mask it."""
 MOST_LABELS = 255
-"""Classes of a segmentation, with the background: masks are uint8."""
+"""Most classes of a segmentation, including the background: masks are uint8."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Target:
     """Form of the ground truth that a catalog stores with a record."""
 
     shape: tuple[int, ...]
-    """A value for each class, or of a mask a label for each voxel (z, y, x)."""
+    """(classes,), or for a mask (z, y, x)."""
     dtype: Literal["int8", "uint8"]
     exclusive: bool
     classes: int = 0
-    """Labels of a mask, with the background; 0 if it is not a mask."""
+    """Number of labels of a mask, including the background; 0 if it is not a mask."""
 
     @property
     def is_mask(self) -> bool:
@@ -38,7 +38,7 @@ class Target:
         return self.classes > 0
 
     def present(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Classes that records have, in a mask in one voxel or more.
+        """Whether records have each class; in a mask, in at least one voxel.
 
         ``values`` are (records, *shape), the result (records, classes).
         """
@@ -60,7 +60,7 @@ class Target:
             wrong = f"its mask has the label {most}, expected 0 to {self.classes - 1}"
             return wrong if most >= self.classes else None
         if values.shape[1:] != self.shape or not np.isin(values, (UNKNOWN, 0, 1)).all():
-            return f"its targets are others than 1, 0 and -1 for each of {self.shape[0]} classes"
+            return f"its targets are not 1, 0 or -1 for each of {self.shape[0]} classes"
         if self.exclusive and not ((values == 1).sum(axis=1) == 1).all():
             return "a target is not positive in exactly one class"
         return None
@@ -69,16 +69,17 @@ class Target:
 @dataclass(frozen=True)
 class Task:
     kind: TaskKind
-    """One of the classes; any of the labels; one of ordered classes; one of the classes per voxel.
+    """Exactly one class, any of the labels, one of ordered classes, or one class per voxel.
     """
     classes: tuple[str, ...]
-    """Names in the order of targets, scores and tables; ordinal: ascending; segmentation: in the
-    order of the masks' labels, the background first."""
+    """Names in the order of targets, scores and tables; for ordinal tasks ascending; for
+    segmentation in the order of the masks' labels, background first.
+    """
     scored: str = "records"
     """The unit that is scored: records, or the scans that windows were cut from."""
 
     def __post_init__(self) -> None:
-        """Raise `FieldError` for too few classes, or one that appears twice."""
+        """Raise `FieldError` for too few classes or a duplicate."""
         least = 2 if self.exclusive or self.segments else 1
         if self.segments and len(self.classes) > MOST_LABELS:
             raise FieldError(
@@ -111,19 +112,19 @@ class Task:
 
     @property
     def foreground(self) -> tuple[str, ...]:
-        """Classes that are scored: all, of a segmentation those without the background."""
+        """Classes that are scored: all, for segmentation without the background."""
         return self.classes[1:] if self.segments else self.classes
 
     @property
     def selected_by(self) -> str:
-        """Validation score by which an epoch is kept."""
+        """Validation score that selects the best epoch."""
         return "dsc" if self.segments else "auroc"
 
     def target(self, classes: Sequence[str], extents: Sequence[int]) -> Target:
         """Form of the ground truth in catalogs.
 
-        ``classes`` are the task's, or those that merge them; ``extents`` the stored signal's
-        without channels.
+        ``classes`` are the task's, or those that merge them; ``extents`` are the stored signal's
+        without the channel.
         """
         if self.segments:
             return Target(tuple(extents), "uint8", exclusive=False, classes=len(classes))

@@ -1,7 +1,7 @@
 """Stochastic depth: training skips branches of residual blocks at random.
 
-Source: Huang et al. (https://arxiv.org/abs/1603.09382), here for each example by itself and scaled
-by the chance to be kept, as in DeiT (https://arxiv.org/abs/2012.12877).
+Source: Huang et al. (https://arxiv.org/abs/1603.09382), here per example, and scaled by the
+probability of being kept, as in DeiT (https://arxiv.org/abs/2012.12877).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class DropPath(nn.Module):
-    """The branch of a residual block, before it is added to the block's input."""
+    """Applied to the branch of a residual block before it is added to the block's input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class DropPath(nn.Module):
         """Chance of an example to go without the branch, in [0, 1)."""
 
     def forward(self, branch: torch.Tensor) -> torch.Tensor:
-        """(batch, …) to the same, 0 for the examples that skip the branch."""
+        """Map (batch, …) to the same shape, 0 for examples that skip the branch."""
         if not self.training or not self.rate:
             return branch
         keep = 1 - self.rate

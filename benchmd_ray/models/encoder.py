@@ -1,7 +1,7 @@
-"""The benchmark's transformer encoder (pre-norm, CLS, learned positions), and making any encoder.
+"""The benchmark's transformer encoder (pre-norm, CLS, learned positions), and other encoders.
 
-Source: BenchMD v2, section 4.1 and appendix B. The settings say in what the ImageNet-pretrained
-ViT (`benchmd_ray.models.imagenet`) differs: biases, final norm, and what is pooled.
+Source: BenchMD v2, section 4.1 and appendix B. The ImageNet-pretrained ViT
+(`benchmd_ray.models.imagenet`) differs by settings for biases, final norm and pooling.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from benchmd_ray.models.drop_path import DropPath
 from benchmd_ray.models.evaluating import evaluating
 from benchmd_ray.models.hub_networks import HubNetwork
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
-from benchmd_ray.models.networks import KIND, NETWORK, TRANSFORMERS
+from benchmd_ray.models.networks import KIND, NETWORK, RANDOM_KERNELS, TRANSFORMERS
+from benchmd_ray.models.random_kernels import RandomKernels, RandomKernelsOptions
 from benchmd_ray.models.resnet import (
     RESNETS,
     ResNet,
@@ -94,7 +95,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Signals of one kind to one feature vector each."""
+    """Encoder of signals to one feature vector each."""
 
     def __init__(self, signal: Signal, size: EncoderSettings) -> None:
         super().__init__()
@@ -140,22 +141,23 @@ OTHERS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     **MONAI_NETWORKS,
     **SEGMENTATION_NETWORKS,
     TRANSFORMERS: HubNetwork,
+    RANDOM_KERNELS: RandomKernels,
 }
-"""Networks without the tokens of ours; those that segment give maps instead of features."""
+"""Networks without our tokens; segmentation networks return maps instead of features."""
 NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {NETWORK: Encoder, **OTHERS}
-"""Networks that are built in, by the name that ``encoder.network`` takes."""
+"""Built-in networks by their name in ``encoder.network``."""
 
 
 TOKENS = ("patches", "patch_embedding", "embed", "encode", "pool")
-"""What the built-in techniques of pretraining use of an encoder in addition to calling it."""
+"""Attributes of an encoder that built-in pretraining techniques use."""
 
 
 def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None = None) -> Encoder:
-    """An encoder with random weights: one of `NETWORKS`, or a user's.
+    """An encoder with random weights: one of `NETWORKS`, or a custom one.
 
-    A user's is a torch module from signals (batch, *input_shape) to features (batch, width); for
-    built-in pretraining it has `TOKENS`, too. ``recorded`` is the `network_source` of the weights
-    that it is to take; None for new ones.
+    A custom encoder is a torch module from signals (batch, *input_shape) to features (batch,
+    width); built-in pretraining needs `TOKENS` too. ``recorded`` is the `network_source` of the
+    weights to load; None for new ones.
     """
     signal = signal.with_patch(size.patch_size)
     if size.network in NETWORKS:
@@ -165,7 +167,7 @@ def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None 
         network = make(signal, size)
     except BenchmdError:
         raise
-    except Exception as error:  # whatever a module of the user does
+    except Exception as error:  # a custom module may raise anything
         raise BenchmdError(
             f"the encoder network {size.network} cannot be made: it is called with a signal and "
             f"the encoder's settings, and fails with {type(error).__name__}: {first_line(error)}."
@@ -181,12 +183,12 @@ def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None 
 
 
 def _width(network: nn.Module, signal: Signal, name: str) -> int:
-    """Number of a network's features, tried on zeros without a trace in it."""
+    """Number of a network's features, found by a forward pass of zeros that leaves no trace."""
     place = next((p.device for p in network.parameters()), torch.device("cpu"))
     try:
         with evaluating(network):
             features = network(torch.zeros(2, *signal.input_shape, device=place))
-    except Exception as error:  # whatever a module of the user does
+    except Exception as error:  # a custom module may raise anything
         raise BenchmdError(
             f"the encoder network {name} cannot take signals of shape "
             f"(batch, {', '.join(map(str, signal.input_shape))}): {type(error).__name__}: "
@@ -195,14 +197,14 @@ def _width(network: nn.Module, signal: Signal, name: str) -> int:
     shape = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
     if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 2:
         raise BenchmdError(
-            f"the encoder network {name} makes {shape} of two signals, expected features of shape "
-            "(2, width)."
+            f"the encoder network {name} returns {shape} for two signals, expected features of "
+            "shape (2, width)."
         )
     return features.shape[1]
 
 
 def require_fitting(signal: Signal, size: EncoderSettings) -> None:
-    """Refuse settings of an encoder that do not fit the signals; a user's network is not made."""
+    """Refuse settings of an encoder that do not fit the signals; custom networks are not made."""
     signal.with_patch(size.patch_size)
     if size.network in OTHERS:
         with torch.device("meta"):
@@ -210,7 +212,7 @@ def require_fitting(signal: Signal, size: EncoderSettings) -> None:
 
 
 def require_signals(signal: Signal, network: str) -> None:
-    """Refuse signals that a ResNet or xresnet does not take, without making it."""
+    """Refuse signals that do not fit a ResNet or xresnet, without making it."""
     if network in RESNETS:
         require_resnet_signals(signal, network, network.partition("-")[2])
     elif network in XRESNETS:
@@ -218,11 +220,13 @@ def require_signals(signal: Signal, network: str) -> None:
 
 
 def require_option(network: str, name: str, value: object) -> None:
-    """Refuse an ``encoder.options`` entry that a ResNet, xresnet or segmentation network lacks."""
+    """Refuse an ``encoder.options`` entry that a network of the package does not have."""
     if network in RESNETS:
         resnet_options(network, {name: value})
     elif network in XRESNETS:
         updated(XResNetOptions(), {name: value}, "encoder.options.")
+    elif network == RANDOM_KERNELS:
+        updated(RandomKernelsOptions(), {name: value}, "encoder.options.")
     elif network in SEGMENTATION_NETWORKS:
         require_segmentation_option(network, name, value)
 
@@ -236,7 +240,7 @@ def require_tokens(signal: Signal, size: EncoderSettings, technique: str) -> Non
     if any(not hasattr(network, name) for name in TOKENS):
         raise BenchmdError(
             f"{technique} works on the tokens of an encoder, and encoder.network is "
-            f"{size.network}, which has none: fine-tune it from random weights (scratch), or take "
+            f"{size.network}, which has none: fine-tune it from random weights (scratch), or use "
             f"encoder.network={NETWORK}."
         )
 
@@ -247,15 +251,15 @@ def compares_examples(encoder: nn.Module) -> bool:
 
 
 def input_extents(encoder: nn.Module, signal: Signal) -> tuple[int, ...]:
-    """Extents, along all axes but the channel's, of what an encoder of a signal sees at once."""
+    """Extents along all axes but the channel of an encoder's input window."""
     return encoder.window if isinstance(encoder, SegmentationNetwork) else signal.input_shape[1:]
 
 
 def values_held(encoder: nn.Module) -> int:
-    """Values of the largest tensor that an encoder makes of one example, where known.
+    """Number of values of the largest tensor in the encoding of one example, if known.
 
-    That is the largest map of a convolutional network, else the input.
+    This is the largest map of a convolutional network, otherwise the input.
     """
-    if isinstance(encoder, ResNet | XResNet | MonaiNetwork | SegmentationNetwork):
+    if isinstance(encoder, ResNet | XResNet | MonaiNetwork | SegmentationNetwork | RandomKernels):
         return encoder.largest_map
     return math.prod(encoder.signal.input_shape)  # type: ignore[union-attr, arg-type]

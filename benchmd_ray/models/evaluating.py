@@ -1,4 +1,4 @@
-"""Trying out a network without a trace of it."""
+"""Evaluation of a network without side effects."""
 
 from __future__ import annotations
 

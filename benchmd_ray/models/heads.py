@@ -26,13 +26,13 @@ class Classifier(nn.Module):
 def classification_loss(
     logits: torch.Tensor, targets: torch.Tensor, task: TaskKind, smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Loss of each example: (batch,); 0 without a gradient where nothing is known of it.
+    """Loss of each example: (batch,); 0 without gradient if all its labels are unknown.
 
     Targets (batch, classes) are 1, 0 or -1 (unknown), or means of two such targets. Single-label
-    takes the cross-entropy with the class whose target is 1; multi-label the binary cross-entropy,
-    mean over the example's known labels. ``smoothing`` is the share of each label that is spread
-    evenly over all classes (Szegedy et al., https://arxiv.org/abs/1512.00567, section 7); for
-    multi-label over both answers, so that 1 becomes 1 − s/2 and 0 becomes s/2.
+    tasks use cross-entropy with the class whose target is 1; multi-label tasks use binary
+    cross-entropy, mean over the example's known labels. ``smoothing`` is the share of each label
+    that is spread evenly over all classes (Szegedy et al., https://arxiv.org/abs/1512.00567,
+    section 7); in multi-label tasks over both values, so that 1 becomes 1 − s/2 and 0 becomes s/2.
     """
     if task in EXCLUSIVE and targets.is_floating_point():
         losses = functional.cross_entropy(

@@ -1,7 +1,7 @@
-"""Configs of networks of transformers, of which only numbers and short words are read.
+"""Configs of networks of the transformers library, restricted to numbers and short words.
 
-A config's ``model_type`` names its class; only that class's own fields are read, so that nothing
-else in it can name code, files or places. Numbers are bounded before anything is made of them.
+A config's ``model_type`` names its class; only fields of that class are read, so that nothing else
+in it can name code, files or addresses. Numbers are bounded before they are used.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 LARGEST_CONFIG = 2**20
-"""Bytes of a config.json, at most."""
+"""Most bytes of a config.json."""
 DEEPEST = 1024
-"""Layers of a network, at most, as of ours; and numbers of a list."""
+"""Most layers of a network, as for ours, and most numbers in a list."""
 MOST_VALUES = 2**26
-"""Of an image, over all channels, as a network takes it, at most."""
+"""Most values of a network's input image, over all channels."""
 BARRED = re.compile("attn_implementation|backbone|kernel_config|quantization|auto_map|name_or_path")
-"""Fields that name other code, files or places."""
+"""Fields that name other code, files or addresses."""
 LAYERS = re.compile("depth|layers$|blocks$|num_stages")
-"""Fields that count layers, of each stage or of all."""
+"""Fields with numbers of layers, per stage or in total."""
 SAME_AS = {"vit_mae": "vit"}
-"""Types whose encoder is that of another, which masks nothing."""
+"""Types whose encoder is that of another type, which does not mask."""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[Any]:
-    """The library transformers, silent and offline."""
+    """The transformers library, silent and offline."""
     with importing("transformers", "an encoder of transformers"):
         import transformers
     messages: Any = transformers.utils.logging
@@ -54,7 +54,7 @@ def quiet() -> Iterator[Any]:
 
 
 def config_of(text: str, where: str = "encoder.options.config") -> PreTrainedConfig:
-    """The config of a text, with only what its class of transformers has of its own."""
+    """Parse a config, with only the fields defined by its class in transformers."""
     try:
         if len(text) > LARGEST_CONFIG:
             raise ValueError("it is too long")
@@ -87,7 +87,7 @@ def config_of(text: str, where: str = "encoder.options.config") -> PreTrainedCon
             config: PreTrainedConfig = config_class(**allowed)
         except BenchmdError:
             raise
-        except Exception as error:  # whatever a class of transformers does with values
+        except Exception as error:  # a class of transformers may raise anything
             raise BenchmdError(
                 f"{where} is not valid for transformers' {kind}: {first_line(error)}."
             ) from error
@@ -105,7 +105,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _require_bounded(fields: Mapping[str, Any], where: str) -> None:
-    """Refuse numbers that no published network has, before one is made."""
+    """Refuse numbers beyond those of any published network, before one is made."""
     for key, value in fields.items():
         entries = list(_entries(value))
         if len(entries) > DEEPEST:
@@ -113,7 +113,7 @@ def _require_bounded(fields: Mapping[str, Any], where: str) -> None:
                 f"{where} has {key} with {len(entries):,} entries, expected at most {DEEPEST:,}."
             )
         numbers = [n for n in entries if isinstance(n, int | float)]
-        if not all(abs(number) <= 2**20 for number in numbers):  # nor NaN
+        if not all(abs(number) <= 2**20 for number in numbers):  # also refuses NaN
             raise BenchmdError(f"{where} has {key} {shown(value)}, expected at most {2**20:,}.")
         if not LAYERS.search(key):
             continue
@@ -128,7 +128,7 @@ def _require_bounded(fields: Mapping[str, Any], where: str) -> None:
 
 
 def _entries(value: object) -> Iterator[object]:
-    """Entries of a list and of the lists in it; of anything else itself."""
+    """Flatten nested lists; any other value is its only entry."""
     if isinstance(value, list):
         for each in value:
             yield from _entries(each)
@@ -137,7 +137,7 @@ def _entries(value: object) -> Iterator[object]:
 
 
 def text_of(config: PreTrainedConfig) -> str:
-    """A config as JSON: what its class has of its own."""
+    """A config as JSON, with only the fields defined by its class."""
     with quiet() as transformers:
         common = transformers.PreTrainedConfig().to_dict().keys()
     fields = {
@@ -149,7 +149,7 @@ def text_of(config: PreTrainedConfig) -> str:
 
 
 def extent_of(config: PreTrainedConfig, channels: int) -> tuple[int, int] | None:
-    """Pixels along y and x that the network takes; None where it takes any."""
+    """Pixels along y and x that the network takes; None if it takes any."""
     size = getattr(config, "image_size", None)
     if size is None:
         return None

@@ -1,14 +1,14 @@
-"""Networks of the library transformers for images, with random weights or those of a folder.
+"""Image networks of the transformers library, with random weights or those of a folder.
 
-A folder is what ``save_pretrained`` writes: ``config.json`` and weights as safetensors. Nothing is
-downloaded. The extra ``benchmd-ray[transformers]`` has the library.
+A folder is the output of ``save_pretrained``: ``config.json`` and weights as safetensors. Nothing
+is downloaded. The library is in the extra ``benchmd-ray[transformers]``.
 
-Images are resized to the config's ``image_size`` by area-preserving linear interpolation; a grey
-one is repeated for each colour, a colour one averaged for a grey network. They are normalised as
-all others are, by the source's training split, instead of by the mean and sd that the network was
-trained with. Features are CLS where the network has one; else the mean over all tokens or places. A
-layer that pools further is not used, as its weights are often missing. A ViT that was trained as a
-masked autoencoder sees the whole image.
+Images are resized to the config's ``image_size`` by area-preserving linear interpolation; grey
+images are repeated for each colour, and colour images averaged for a grey network. They are
+normalised like all others by the source's training split, not by the mean and standard deviation of
+the network's own training. Features are CLS if the network has one, otherwise the mean over all
+tokens or positions. A further pooling layer is not used, as its weights are often missing. A ViT
+trained as a masked autoencoder sees the whole image.
 """
 
 from __future__ import annotations
@@ -40,33 +40,34 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 MOST_WEIGHTS = 2**33
-"""Of a network, at most: 32 GiB. The largest of DINOv3 has 7e9."""
+"""Most weights of a network: 32 GiB. The largest DINOv3 has 7e9."""
 MOST_PARTS = 2**17
-"""Modules of a network, at most; a ViT of 24 layers has about 400."""
+"""Most modules of a network; a ViT of 24 layers has about 400."""
 PART = re.compile(r"[\w.-]+\.safetensors")
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 CLS = ("cls_token", "class_embedding", "class_token")
-"""How a network's token for the whole image is named."""
+"""Attribute names of a network's CLS token."""
 
 
 @dataclass(frozen=True)
 class HubOptions:
-    """What this network reads of ``encoder.options``; of the other settings it reads none."""
+    """Options read from ``encoder.options``; the network uses no other encoder settings."""
 
     config: str = ""
-    """The content of ``config.json``, but for what is of a classifier or says where it is from."""
+    """The content of ``config.json``, without fields on a classifier or the origin."""
 
 
 class HubNetwork(nn.Module):
-    """Images to the features of a network of transformers."""
+    """A network of the transformers library as an encoder of images."""
 
     def __init__(self, signal: Signal, size: EncoderSettings) -> None:
         super().__init__()
         if not signal.is_image:
             raise BenchmdError(
-                f"networks of transformers are for images here, and {signal.name} has the axes "
-                f"{', '.join(signal.axes)}: bring a custom torch module (docs/own_method.md)."
+                f"networks of transformers are supported only for images, and {signal.name} has "
+                "the axes "
+                f"{', '.join(signal.axes)}: use a custom torch module (docs/own_method.md)."
             )
         self.signal = signal
         config = config_of(updated(HubOptions(), size.options).config)
@@ -79,17 +80,17 @@ class HubNetwork(nn.Module):
         replace_norms(self.network)
 
     def _width(self, probe: nn.Module, config: PreTrainedConfig) -> int:
-        """Features of an image: of one without values, so that nothing is computed."""
+        """Number of features of an image, found on the meta device without computing."""
         extent = self.extent or self.signal.input_shape[1:]
         try:
             with evaluating(probe), torch.device("meta"):
                 return int(self._features(probe, torch.zeros(1, self.channels, *extent)).shape[1])
         except BenchmdError:
             raise
-        except Exception as error:  # whatever a class of transformers does with images
+        except Exception as error:  # a class of transformers may raise anything
             raise BenchmdError(
-                f"the network of the model_type {config.model_type} makes no features of images "
-                f"of {self.signal.name}: {first_line(error)}."
+                f"the network of the model_type {config.model_type} cannot encode images of "
+                f"{self.signal.name}: {first_line(error)}."
             ) from error
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
@@ -97,7 +98,7 @@ class HubNetwork(nn.Module):
         return self._features(self.network, self._adapted(signals))
 
     def _adapted(self, signals: torch.Tensor) -> torch.Tensor:
-        """Images as the network takes them: (batch, its channels, *its extent)."""
+        """Images adapted to the network's input: (batch, channels, *extent)."""
         if signals.shape[1] != self.channels:
             grey = signals.mean(dim=1, keepdim=True)
             signals = grey.expand(-1, self.channels, -1, -1)
@@ -115,11 +116,11 @@ class HubNetwork(nn.Module):
 
 
 def hub_settings(folder: Path) -> EncoderSettings:
-    """The encoder of a folder of transformers; its weights are not read."""
+    """Encoder settings for a folder of transformers; its weights are not read."""
     path = folder / CONFIG
     if not path.is_file():
         raise BenchmdError(
-            f"{folder} holds no {CONFIG}: name a folder that save_pretrained of transformers "
+            f"{folder} has no {CONFIG}: name a folder that save_pretrained of transformers "
             "wrote, or a repository of the Hugging Face hub that you downloaded: names on the hub "
             "are not fetched."
         )
@@ -142,7 +143,7 @@ def hub_settings(folder: Path) -> EncoderSettings:
 
 
 def load_hub_weights(network: HubNetwork, folder: Path) -> None:
-    """Load all weights of a folder, which must be those of the network, finite and repeatable."""
+    """Load all weights of a folder, which must fit, be finite and give repeatable features."""
     module = network.network
     with _staged(folder, module.config) as staged, quiet() as transformers:  # type: ignore[arg-type]
         try:
@@ -156,7 +157,7 @@ def load_hub_weights(network: HubNetwork, folder: Path) -> None:
                 ignore_mismatched_sizes=True,  # they are refused below
                 dtype=torch.float32,
             )
-        except Exception as error:  # whatever a class of transformers does with weights
+        except Exception as error:  # a class of transformers may raise anything
             raise _unreadable(folder, error) from error
     _require_all(module, info, folder)
     module.load_state_dict(_without_pooling(loaded).state_dict())
@@ -172,7 +173,7 @@ def _require_all(network: nn.Module, info: Mapping[str, Any], folder: Path) -> N
     if other := sorted(key for key in info["mismatched_keys"] if key[0] in wanted):
         name, stored, described = other[0]
         raise BenchmdError(
-            f"{folder} holds {len(other)} of {len(wanted)} weights of other sizes than its "
+            f"{folder} holds {len(other)} of {len(wanted)} weights with other sizes than its "
             f"{CONFIG} describes, such as {name}: {tuple(stored)} in {WEIGHTS}, {tuple(described)} "
             f"by {CONFIG}; {remedy}"
         )
@@ -193,7 +194,7 @@ def _require_all(network: nn.Module, info: Mapping[str, Any], folder: Path) -> N
 
 
 def _require_repeatable(network: HubNetwork, folder: Path) -> None:
-    """Refuse weights that are not finite, and a network that draws at random."""
+    """Refuse weights that are not finite, and a network with random outputs."""
     if unfit := [n for n, x in network.state_dict().items() if not torch.isfinite(x).all()]:
         raise BenchmdError(
             f"{folder} has NaN or infinite values in {unfit[0]}: expected finite weights."
@@ -203,14 +204,14 @@ def _require_repeatable(network: HubNetwork, folder: Path) -> None:
         first, second = network(noise), network(noise)
     if not torch.equal(first, second):
         raise BenchmdError(
-            f"the network of {folder} gives other features of the same image each time, as those "
-            "that mask at random do: expected an encoder of whole images."
+            f"the network of {folder} returns different features for the same image each time, as "
+            "with random masking: expected an encoder of whole images."
         )
 
 
 @contextlib.contextmanager
 def _staged(folder: Path, config: PreTrainedConfig) -> Iterator[Path]:
-    """A folder with only the safetensors of another and a config that was validated."""
+    """A temporary folder with only the safetensors of a folder and its validated config."""
     names = _files_of(folder)
     if not names:
         raise _unreadable(folder, FileNotFoundError(f"no {WEIGHTS}"))
@@ -224,7 +225,7 @@ def _staged(folder: Path, config: PreTrainedConfig) -> Iterator[Path]:
 
 
 def _files_of(folder: Path) -> list[str]:
-    """Names of a folder's safetensors: one, or those that its index names; none without either."""
+    """Names of a folder's safetensors: a single file, or those in its index; otherwise none."""
     if (folder / WEIGHTS).is_file():
         return [WEIGHTS]
     return _parts_of(folder / INDEX) if (folder / INDEX).is_file() else []
@@ -239,7 +240,7 @@ def _parts_of(index: Path) -> list[str]:
         raise _unreadable(index.parent, error) from error
     other = [n for n in names if not PART.fullmatch(n) or not (index.parent / n).is_file()]
     if other:
-        why = f"{INDEX} names {shown(other[0])}, no file of it"
+        why = f"{INDEX} names {shown(other[0])}, which is not a file of it"
         raise _unreadable(index.parent, ValueError(why))
     return sorted(names)
 
@@ -277,15 +278,15 @@ def _weights_of(text: str) -> int:
 
 @contextlib.contextmanager
 def _counting() -> Iterator[None]:
-    """Bound the weights and modules of a network that is made within."""
+    """Limit the weights and modules of a network made in this context."""
     counts, most = {"weights": 0, "parts": 0}, {"weights": MOST_WEIGHTS, "parts": MOST_PARTS}
 
     def add(what: str, number: int) -> None:
         counts[what] += number
         if counts[what] > most[what]:
             raise BenchmdError(
-                f"the network that the config describes has more than {most[what]:,} {what}, "
-                "expected at most as many: correct its numbers of layers and widths."
+                f"the network that the config describes has more than the allowed {most[what]:,} "
+                f"{what}: correct its numbers of layers and widths."
             )
 
     def tensor(_: nn.Module, __: str, value: torch.Tensor | None) -> None:
@@ -304,7 +305,7 @@ def _counting() -> Iterator[None]:
 
 
 def _without_pooling(network: nn.Module) -> nn.Module:
-    """The network without a layer that pools by weights of its own."""
+    """The network without a pooling layer that has weights."""
     for name in ("pooler", "head"):
         layer = getattr(network, name, None)
         if isinstance(layer, nn.Module) and any(True for _ in layer.parameters()):

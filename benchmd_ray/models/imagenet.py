@@ -1,11 +1,11 @@
-"""ViT-Tiny/16 with ImageNet-21k weights, as `Encoder` with the settings ``vit-tiny``.
+"""ViT-Tiny/16 with ImageNet-21k weights, as an `Encoder` with the settings ``vit-tiny``.
 
 Sources: BenchMD v2, sections 4.2 and appendix B; the network of Dosovitskiy et al.
 (https://arxiv.org/abs/2010.11929) with the weights of Steiner et al.
-(https://arxiv.org/abs/2106.10270), as safetensors (`REPOSITORY`). As in the code released with
-BenchMD, the features are CLS after the final norm. The weights were trained on colours scaled to
-[−1, 1]; as in the paper, images are normalised by the source's training split instead, which gives
-about the same range.
+(https://arxiv.org/abs/2106.10270), as safetensors (`REPOSITORY`). As in BenchMD's released code,
+the features are CLS after the final norm. The weights were trained on colours scaled to [−1, 1]; as
+in the paper, images are instead normalised by the source's training split, which gives a similar
+range.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 REPOSITORY = "timm/vit_tiny_patch16_224.augreg_in21k"
 FILE = "model.safetensors"
 GET = (
-    f"Download {FILE} from https://huggingface.co/{REPOSITORY} and name it with --weights, or "
-    "leave --weights out to let it be downloaded."
+    f"Download {FILE} from https://huggingface.co/{REPOSITORY} and name it with --weights, or omit "
+    "--weights to download it automatically."
 )
 
 COLOURS = 3
@@ -53,23 +53,23 @@ NAMES = {
     "mlp.0": "mlp.fc1",
     "mlp.3": "mlp.fc2",
 }
-"""Parts of `Encoder` that are named otherwise in the file."""
+"""Parts of `Encoder` with other names in the file."""
 PARAMETER = re.compile(r"(blocks\.\d+\.)?(.+?)(\.weight|\.bias)?")
-"""Block, part and kind of a parameter."""
+"""Pattern of a parameter's name: block, part and kind."""
 VARIANTS = {
     "fc_norm.": "is of a variant that pools before its norm",
     "pre_logits.": "is of a variant with a representation layer",
     "dist_token": "is of a distilled variant",
 }
-"""Beginnings of names of foreign tensors, and what they tell."""
+"""Prefixes of tensor names of other variants, with an explanation."""
 
 
 @dataclass(frozen=True)
 class StartWeights:
-    """Weights that were trained elsewhere, as an encoder takes them."""
+    """External weights in the form of an encoder's state."""
 
     file: str
-    """Name of the file, or what the technique is called (`ssl.brought`), without its folder."""
+    """Name of the file without its folder, or label of the technique (`ssl.brought`)."""
     sha256: str
     tensors: dict[str, torch.Tensor]
     """The encoder's whole state, float32."""
@@ -90,18 +90,17 @@ def require_images(signal: Signal) -> None:
     if extent != (SIDE, SIDE):
         raise BenchmdError(
             f"ImageNet weights are for images of {SIDE} × {SIDE} pixels, and those of "
-            f"{signal.name} have {' × '.join(map(str, extent))}: choose another technique, or "
-            f"the dataset at {SIDE} pixels where there is one."
+            f"{signal.name} have {' × '.join(map(str, extent))}: choose another technique, or the "
+            f"dataset at {SIDE} pixels if there is one."
         )
 
 
 def require_imagenet_patches(signal: Signal, encoder: EncoderSettings) -> None:
-    """Refuse patches of another size than the weights embed."""
+    """Refuse a patch size other than that of the weights."""
     if encoder.patch_size not in (0, PATCH):
         raise BenchmdError(
             f"ImageNet weights embed patches of {PATCH} × {PATCH} pixels, and encoder.patch_size "
-            f"is {encoder.patch_size} for {signal.name}: leave it out (0), or choose another "
-            "technique."
+            f"is {encoder.patch_size} for {signal.name}: omit it (0), or choose another technique."
         )
 
 
@@ -117,7 +116,7 @@ def _downloaded() -> Path:
         from huggingface_hub import hf_hub_download
     try:
         return Path(hf_hub_download(REPOSITORY, FILE))
-    except OSError as error:  # the hub's errors, a connection's and a full disk's
+    except OSError as error:  # errors of the hub, the connection or a full disk
         raise BenchmdError(
             f"cannot download {FILE} of {REPOSITORY} ({error}). Download it by hand from "
             f"https://huggingface.co/{REPOSITORY} and name it with --weights."
@@ -125,10 +124,10 @@ def _downloaded() -> Path:
 
 
 def read_imagenet(path: Path, signal: Signal) -> StartWeights:
-    """Read a weights file in timm's naming, strictly, for the images of a signal.
+    """Read a weights file with timm's names, strictly, for the images of a signal.
 
-    For grey images the patch embedding is the sum of its three colours' filters, which gives what a
-    grey value in all three channels gives.
+    For grey images the filters of the patch embedding are summed over the three colours, which is
+    equivalent to a grey value in all three channels.
     """
     import torch
     from safetensors.torch import load_file
@@ -156,10 +155,10 @@ def read_imagenet(path: Path, signal: Signal) -> StartWeights:
 
 
 def patch_filters(filters: torch.Tensor, channels: int) -> torch.Tensor:
-    """Filters over colour patches (width, 3, y, x) as a linear patch embedding.
+    """Convert filters over colour patches (width, 3, y, x) to a linear patch embedding.
 
     Returns:
-        float32 (width, channels × y × x), the channel slowest, as `patchify` cuts patches.
+        float32 (width, channels × y × x), the channel slowest, as in `patchify`.
     """
     filters = filters.float()
     return (filters.sum(dim=1) if channels == 1 else filters).flatten(1)
@@ -178,7 +177,7 @@ def _require_exactly(
     missing = [f"{name} is missing" for name in wanted if name not in tensors]
     foreign = [f"{name} {_foreign(name)}" for name in tensors if name not in wanted]
     wrong = [
-        f"{name} is {value.dtype} {tuple(value.shape)}, expected numbers with a point {shape}"
+        f"{name} is {value.dtype} {tuple(value.shape)}, expected floating-point numbers {shape}"
         for name, shape in wanted.items()
         if (value := tensors.get(name)) is not None
         and (tuple(value.shape) != shape or not value.is_floating_point())
@@ -187,7 +186,7 @@ def _require_exactly(
         faults = [fault for kind in (missing, foreign, wrong) for fault in kind[:3]]
         more = len(missing) + len(foreign) + len(wrong) - len(faults)
         raise BenchmdError(
-            f"{path} does not hold ViT-Tiny/16 for 224 × 224 in timm's naming: "
+            f"{path} does not hold ViT-Tiny/16 for 224 × 224 with timm's names: "
             f"{'; '.join(faults)}{f' and {more} more' if more else ''}. {GET}"
         )
 

@@ -1,13 +1,13 @@
 """Networks of MONAI for signals over time, images and volumes, with random weights.
 
 * ``monai-densenet121``: Huang et al. (https://arxiv.org/abs/1608.06993).
-* ``monai-efficientnet-b0``: Tan and Le (https://arxiv.org/abs/1905.11946), with MONAI's dropout
-  of features and of whole blocks, 0.2 each.
+* ``monai-efficientnet-b0``: Tan and Le (https://arxiv.org/abs/1905.11946), with MONAI's dropout of
+  features and stochastic depth, 0.2 each.
 * ``monai-seresnet50``: Hu et al. (https://arxiv.org/abs/1709.01507).
 
-All halve a signal five times. DenseNet and EfficientNet cannot do so with 28 pixels: their last
-maps would be empty. SE-ResNet rounds up and takes 3 pixels or more. ``encoder.options.resize``
-makes images and volumes larger first, to 224 in MedMNIST's baselines.
+All halve a signal five times. DenseNet and EfficientNet cannot do so with 28 pixels, as their last
+maps would be empty. SE-ResNet rounds up and needs only 3 pixels. ``encoder.options.resize`` first
+enlarges images and volumes, to 224 in MedMNIST's baselines.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from benchmd_ray.settings.definition import EncoderSettings, updated
 
 @dataclass(frozen=True)
 class MonaiOptions:
-    """What these networks read of ``encoder.options``; of the other settings they read none."""
+    """Options read from ``encoder.options``; these networks use no other encoder settings."""
 
     resize: Annotated[int, Within(0, 2**12)] = 0
-    """Extent in pixels that images and volumes are resized to, each axis alike, by the nearest
-    neighbour; 0: as they are, as signals over time always are."""
+    """Extent in pixels to which all axes of images and volumes are resized, by nearest neighbour;
+    0: no resizing, as always for signals over time.
+    """
     dropout: ShareBelow1 = 0.0
-    """Dropout of the features in training, in addition to what the network has of its own."""
+    """Dropout of the features in training, in addition to the network's own."""
 
     def __post_init__(self) -> None:
         require_ranges(self)
@@ -49,15 +50,15 @@ class MonaiArchitecture:
     """One of MONAI's networks."""
 
     kind: str
-    """Its class in ``monai.networks.nets``."""
+    """Name of its class in ``monai.networks.nets``."""
     arguments: dict[str, Any]
-    """Of that class, in addition to axes of space and channels."""
+    """Arguments of that class besides spatial axes and channels."""
     classifier: str
-    """Its last linear layer, which is dropped."""
+    """Name of its last linear layer, which is removed."""
     least: int
-    """Smallest extent, in pixels or samples, that it takes."""
+    """Smallest input extent, in pixels or samples."""
     channels: tuple[int, ...]
-    """Channels of its widest map after one halving, two, … and five."""
+    """Channels of its widest map after one to five halvings."""
 
 
 ARCHITECTURES: dict[str, MonaiArchitecture] = {
@@ -75,14 +76,14 @@ ARCHITECTURES: dict[str, MonaiArchitecture] = {
         "SEResNet50", {"num_classes": 1}, "last_linear", 3, (64, 256, 512, 1024, 2048)
     ),
 }
-"""By the name that ``encoder.network`` takes."""
+"""Architectures by their name in ``encoder.network``."""
 
 
 class MonaiNetwork(nn.Module):
-    """Signals (channel, time), (channel, y, x) or (channel, z, y, x) to one feature vector each."""
+    """Encoder of signals (channel, time), (channel, y, x) or (channel, z, y, x)."""
 
     def __init__(self, signal: Signal, size: EncoderSettings, kind: MonaiArchitecture) -> None:
-        """Make it with random weights, as MONAI draws them."""
+        """Make it with random weights, initialised by MONAI."""
         super().__init__()
         options = updated(MonaiOptions(), size.options, "encoder.options.")
         if signal.axes[-1] == "time":
@@ -106,7 +107,7 @@ class MonaiNetwork(nn.Module):
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Features (batch, width) of normalised signals (batch, *input_shape)."""
-        if self._resized:  # nearest-exact takes the pixel that Pillow takes
+        if self._resized:  # nearest-exact selects the same pixels as Pillow
             signals = functional.interpolate(signals, self._extents, mode="nearest-exact")
         features: torch.Tensor = self.dropout(self.network(signals))
         return features
@@ -127,12 +128,12 @@ def _require_extents(signal: Signal, network: str, extents: list[int], least: in
     if signal.axes[-1] == "time":
         larger, unit, instead = "", "samples", "a ResNet, such as resnet18-1d"
     raise BenchmdError(
-        f"{network} halves signals five times and takes {least} {unit} or more along each axis, "
-        f"and here they have {min(extents)}: {larger}choose {instead}."
+        f"{network} halves signals five times and needs {least} {unit} or more along each axis, "
+        f"but these have {min(extents)}: {larger}choose {instead}."
     )
 
 
 MONAI_NETWORKS: dict[str, Callable[[Signal, EncoderSettings], MonaiNetwork]] = {
     name: partial(MonaiNetwork, kind=kind) for name, kind in ARCHITECTURES.items()
 }
-"""By the name that ``encoder.network`` takes."""
+"""Networks by their name in ``encoder.network``."""

@@ -1,4 +1,4 @@
-"""Weighted nearest neighbours on features: a head that keeps training records and learns nothing.
+"""Weighted nearest neighbours on features: a head that stores training records and is not trained.
 
 Source: Wu et al. 2018 (https://arxiv.org/abs/1805.01978), section 3.4, with the temperature and the
 number of neighbours of DINO's evaluation (https://arxiv.org/abs/2104.14294).
@@ -13,13 +13,13 @@ from torch.nn import functional
 from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 
 TEMPERATURE = 0.07
-"""A neighbour votes with the weight exp(cosine / temperature)."""
+"""Temperature of the votes: a neighbour has the weight exp(cosine / temperature)."""
 LEAST = 1e-6
-"""Share of the votes, at least, and at most 1 less this: a logit is finite."""
+"""Smallest share of votes; the largest is 1 minus this, so that logits are finite."""
 
 
 class NearestNeighbours(nn.Module):
-    """Features to logits of the shares of their neighbours' votes."""
+    """Head from features to logits of the shares of their neighbours' votes."""
 
     features: torch.Tensor
     targets: torch.Tensor
@@ -27,9 +27,10 @@ class NearestNeighbours(nn.Module):
     def __init__(
         self, features: torch.Tensor, targets: torch.Tensor, task: TaskKind, nearest: int
     ) -> None:
-        """Keep training records: features (records, width) and targets (records, classes).
+        """Store training records: features (records, width) and targets (records, classes).
 
-        A target -1 is unknown and has no vote on its class. ``nearest`` records vote.
+        Unknown targets (-1) do not vote on their class. ``nearest`` is the number of voting
+        records.
         """
         super().__init__()
         self.register_buffer("features", functional.normalize(features.float(), dim=1))
@@ -37,9 +38,10 @@ class NearestNeighbours(nn.Module):
         self.exclusive, self.nearest = task in EXCLUSIVE, min(nearest, len(features))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, classes) of features (batch, width): softmax or sigmoid give the shares.
+        """Logits (batch, classes) of features (batch, width): softmax or sigmoid gives the votes.
 
-        Where no neighbour knows a class, its share is that of all training records that know it.
+        If a class is unknown in all neighbours, its share is that among all training records with a
+        known label.
         """
         with torch.autocast(features.device.type, enabled=False):
             cosines = functional.normalize(features.float(), dim=1) @ self.features.T

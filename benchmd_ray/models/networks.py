@@ -1,4 +1,4 @@
-"""Names of the networks: what they are for, and whose code they are; needs no PyTorch."""
+"""Names of the networks, their tasks and their sources; needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from benchmd_ray.settings.definition import EncoderSettings
 
 NETWORK = "transformer"
 TRANSFORMERS = "transformers"
+RANDOM_KERNELS = "random-kernels"
+"""The network, and the technique that draws and fits it."""
 KIND = "encoder network"
-"""What a network is among `extensions.plugins.GROUPS`."""
+"""Kind of networks in `extensions.plugins.GROUPS`."""
 PART_OF: dict[str, str] = {
     NETWORK: "transformer",
     **{
@@ -26,6 +28,7 @@ PART_OF: dict[str, str] = {
     "monai-efficientnet-b0": "monai",
     "monai-seresnet50": "monai",
     TRANSFORMERS: "transformers",
+    RANDOM_KERNELS: "random kernels",
     "monai-unet": "segmentation",
     "monai-segresnet": "segmentation",
     "monai-unetr": "segmentation",
@@ -50,7 +53,7 @@ TITLES = {
 }
 """Networks in words; others are called by their name."""
 SEGMENTING = tuple(name for name, part in PART_OF.items() if part == "segmentation")
-"""Networks that give maps instead of features."""
+"""Networks that return maps instead of features."""
 
 
 def require_ranges(options: Any) -> None:
@@ -61,12 +64,12 @@ def require_ranges(options: Any) -> None:
 
 
 def network_part(name: str) -> str:
-    """The part that a network is of; empty for a user's."""
+    """Code part of a network; empty for a custom one."""
     return PART_OF.get(name, "")
 
 
 def require_task(task: Task, size: EncoderSettings) -> None:
-    """Refuse a segmentation network for classes, and another one for masks."""
+    """Refuse a segmentation network for classification, and any other network for segmentation."""
     segments = size.network in SEGMENTING
     if task.segments and not segments:
         raise BenchmdError(
@@ -82,5 +85,5 @@ def require_task(task: Task, size: EncoderSettings) -> None:
 
 
 def network_source(size: EncoderSettings) -> str | None:
-    """SHA-256 of the source of a user's network; None for those that are built in."""
+    """SHA-256 of the source of a custom network; None for built-in ones."""
     return None if size.network in PART_OF else plugin_source(KIND, size.network, PART_OF)

@@ -1,18 +1,18 @@
-"""ResNet-18 and ResNet-50 for images and volumes, as MedMNIST's baselines, and signals over time.
+"""ResNet-18 and ResNet-50 for images, volumes and signals over time.
 
 Sources: He et al. (https://arxiv.org/abs/1512.03385), with the stride of a bottleneck in its 3 × 3
 convolution; Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795), section "Baseline
 Methods", and the code released with it (https://github.com/MedMNIST/experiments); for volumes
-Yang et al. (https://arxiv.org/abs/1911.10477). Volumes take the same network with other
-convolutions, whose strides hold along all three axes:
+Yang et al. (https://arxiv.org/abs/1911.10477). For volumes the network is the same with other
+convolutions, with strides along all three axes:
 
 * ``2.5d``: a kernel of k × k becomes one of 1 × k × k along (z, y, x).
 * ``3d``: it becomes one of k × k × k.
-* ``acs``: its output channels are split in three parts, whose kernels are in the axial (y, x), the
+* ``acs``: its output channels are split into three parts, with kernels in the axial (y, x), the
   coronal (z, x) and the sagittal (z, y) plane.
 
-``1d`` is for signals over time, (channel, time): kernels of k samples, the signal's own number of
-channels, and no resizing. It follows no paper; `benchmd_ray.models.xresnet` does.
+``1d`` is for signals over time, (channel, time): kernels of k samples, any number of channels, and
+no resizing. It follows no paper, unlike `benchmd_ray.models.xresnet`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 
 Convolution = Callable[[int, int, int, int], nn.Module]
-"""Makes a convolution of input channels, output channels, extent of the kernel and stride: without
-bias, padded so that a stride of 1 keeps the extent."""
+"""Factory of a convolution with input channels, output channels, kernel extent and stride, without
+bias and with padding such that stride 1 keeps the extent.
+"""
 
 TIME = "1d"
 FITTING: dict[tuple[str, ...], str] = {
@@ -45,34 +46,38 @@ FITTING: dict[tuple[str, ...], str] = {
     ("channel", "y", "x"): "resnet18 or resnet50",
     ("channel", "z", "y", "x"): "resnet18 or resnet50 with -2.5d, -3d or -acs",
 }
-"""Networks to choose, by the axes of a signal."""
+"""Suitable networks, by the axes of a signal."""
 COLOURS = 3
-"""Channels of the first convolution of images and volumes: a grey value is copied into all."""
+"""Channels of the first convolution for images and volumes; grey values are copied into all."""
 SMALL_EXTENT = 64
-"""Largest extent in pixels for which the small stem is chosen by itself."""
+"""Largest extent in pixels for which ``auto`` chooses the small stem."""
 SHORT_TIME = 256
-"""Likewise in samples: of a longer signal, the other stem leaves more than 8 in the last stage."""
+"""Largest length in samples for which ``auto`` chooses the small stem; for longer signals the other
+stem leaves more than 8 samples in the last stage.
+"""
 DEPTHS: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
 """Residual blocks of each of the four stages, by the number of layers with weights."""
 BOTTLENECK = 50
 """The network whose blocks are bottlenecks."""
 EXPANSION = 4
-"""Output channels of a bottleneck, over those of its 3 × 3 convolution."""
+"""Ratio of a bottleneck's output channels to those of its 3 × 3 convolution."""
 
 
 @dataclass(frozen=True)
 class ResNetOptions:
-    """What a ResNet reads of ``encoder.options``; of the encoder's other settings it reads none."""
+    """Options read from ``encoder.options``; a ResNet uses no other encoder settings."""
 
     width: Annotated[int, Within(1, 2**12)] = 64
-    """Channels of the first stage; each further one has twice as many."""
+    """Channels of the first stage; they double with each stage."""
     stem: Literal["auto", "small", "imagenet"] = "auto"
-    """small: a convolution of 3 along each axis; imagenet: of 7 with stride 2, then a maximum of 3
-    with stride 2; auto: small up to `SMALL_EXTENT` pixels or `SHORT_TIME` samples, else
-    imagenet."""
+    """small: a convolution with kernel 3; imagenet: kernel 7 and stride 2, then max pooling with
+    kernel 3 and stride 2; auto: small up to `SMALL_EXTENT` pixels or `SHORT_TIME` samples,
+    otherwise imagenet.
+    """
     resize: Annotated[int, Within(0, 2**12)] = 0
-    """Extent in pixels that images and volumes are resized to, each axis alike, by the nearest
-    neighbour; 0: as they are, as signals over time always are."""
+    """Extent in pixels to which all axes of images and volumes are resized, by nearest neighbour;
+    0: no resizing, as always for signals over time.
+    """
     dropout: ShareBelow1 = 0.0
     """Dropout of the features in training."""
 
@@ -83,7 +88,8 @@ class ResNetOptions:
 class AcsConv(nn.Conv2d):
     """Convolution of volumes with 2-D kernels in three planes (Yang et al., section 3.2).
 
-    Each plane has a third of the output channels; the rest goes to the axial, then to the coronal.
+    Each plane has a third of the output channels; a remainder goes first to the axial, then to the
+    coronal plane.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,7 +97,9 @@ class AcsConv(nn.Conv2d):
         stride, padding = self.stride[0], int(self.padding[0])
         parts = self.weight.tensor_split(3)
         planes = []
-        for across, kernels in enumerate(parts):  # the axis that a plane's kernels are thin along
+        for across, kernels in enumerate(
+            parts
+        ):  # the axis along which a plane's kernels have extent 1
             if len(kernels):
                 around = [0 if axis == across else padding for axis in range(3)]
                 thin = kernels.unsqueeze(2 + across)
@@ -117,15 +125,15 @@ CONVOLUTIONS: dict[str, Convolution] = {
     "acs": partial(_padded, AcsConv),
     TIME: partial(_padded, nn.Conv1d),
 }
-"""By name; that of images has none."""
+"""Convolutions by suffix of the network's name; images have none."""
 POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 
 
 class BatchNorm(_BatchNorm):
     """Batch normalisation of signals over time, images and volumes.
 
-    Where a channel has only one value there is no variance: the running statistics are used and
-    stay as they are.
+    If a channel has only one value there is no variance, so the running statistics are used and not
+    updated.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -143,7 +151,7 @@ class BatchNorm(_BatchNorm):
 def replace_norms(module: nn.Module) -> None:
     """Replace each batch normalisation of another library's network by a `BatchNorm`.
 
-    The last batch of an epoch can have one example, whose maps shrink to a point.
+    The last batch of an epoch may be a single example whose maps shrink to a point.
     """
     for name, part in module.named_children():
         if isinstance(part, _BatchNorm):
@@ -157,7 +165,7 @@ def replace_norms(module: nn.Module) -> None:
 
 
 class Residual(nn.Module):
-    """ReLU of a body and a shortcut, added."""
+    """ReLU of the sum of a body and a shortcut."""
 
     def __init__(
         self, convolution: Convolution, inputs: int, width: int, stride: int, *, bottleneck: bool
@@ -185,7 +193,7 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Signals (channel, time), (channel, y, x) or (channel, z, y, x) to one feature vector each."""
+    """Encoder of signals (channel, time), (channel, y, x) or (channel, z, y, x)."""
 
     def __init__(self, signal: Signal, size: EncoderSettings, layers: int, kind: str) -> None:
         super().__init__()
@@ -218,16 +226,16 @@ class ResNet(nn.Module):
                 _draw(module.weight, small=small)
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
-        """Features (batch, width), means over the last stage, of signals (batch, *input_shape)."""
+        """Features (batch, width) of signals (batch, *input_shape): mean over the last stage."""
         x = signals.expand(-1, self._inputs, *signals.shape[2:])
-        if self._resized:  # nearest-exact takes the pixel that Pillow takes
+        if self._resized:  # nearest-exact selects the same pixels as Pillow
             x = functional.interpolate(x, self._extents, mode="nearest-exact")
         pooled: torch.Tensor = self.dropout(self.blocks(self.stem(x)).flatten(2).mean(dim=2))
         return pooled
 
 
 def _blocks(convolution: Convolution, width: int, layers: int) -> nn.Sequential:
-    """The residual blocks of all stages; every stage but the first begins with a stride of 2."""
+    """The residual blocks of all stages; every stage but the first starts with stride 2."""
     blocks, inputs, bottleneck = [], width, layers == BOTTLENECK
     for stage, depth in enumerate(DEPTHS[layers]):
         channels = width * 2**stage
@@ -247,17 +255,18 @@ def _stem(
 
 
 def places_after(stride: int, extents: Iterable[int]) -> int:
-    """Places of a map of these extents after strides, which round up and are multiplied."""
+    """Number of positions of a map of these extents after strides, rounded up."""
     return math.prod(-(-extent // stride) for extent in extents)
 
 
 @torch.no_grad()
 def _draw(weight: torch.Tensor, *, small: bool) -> None:
-    """Draw a convolution's kernels as MedMNIST's code does.
+    """Initialise a convolution's kernels as in MedMNIST's code.
 
-    With the small stem they are uniform with PyTorch's default bound, else normal as in
-    torchvision's ResNets. Those of volumes are drawn as 2-D ones, repeated along z and divided by
-    the depth: but for its border, a volume that is alike along z gives what its slice gives.
+    With the small stem they are uniform with PyTorch's default bound, otherwise normal as in
+    torchvision's ResNets. Kernels for volumes are drawn in 2-D, repeated along z and divided by the
+    depth, so that a volume constant along z gives the same output as its slice, except at the
+    border.
     """
     volumes = weight.dim() == 5
     depth = weight.shape[2] if volumes else 1
@@ -271,7 +280,7 @@ def _draw(weight: torch.Tensor, *, small: bool) -> None:
 
 
 def require_resnet_signals(signal: Signal, network: str, kind: str) -> None:
-    """Refuse signals with other axes or channels than a ResNet takes, without making it."""
+    """Refuse signals whose axes or channels do not fit a ResNet, without making it."""
     wanted = {"": ("channel", "y", "x"), TIME: ("channel", "time")}
     require_axes(signal, network, wanted.get(kind, ("channel", "z", "y", "x")))
     if kind != TIME and signal.input_shape[0] not in (1, COLOURS):
@@ -282,7 +291,7 @@ def require_resnet_signals(signal: Signal, network: str, kind: str) -> None:
 
 
 def require_axes(signal: Signal, network: str, axes: tuple[str, ...]) -> None:
-    """Refuse signals with other axes than a network takes."""
+    """Refuse signals whose axes do not fit a network."""
     if signal.axes != axes:
         raise BenchmdError(
             f"encoder.network is {network}, for signals with the axes {', '.join(axes)}, and "
@@ -298,15 +307,15 @@ def resnet_options(network: str, options: Mapping[str, Any]) -> ResNetOptions:
 
 
 def refuse_resizing(network: str, resize: int) -> None:
-    """Refuse to resize signals over time: the nearest samples would alias.
+    """Refuse to resize signals over time, as nearest-neighbour sampling would alias.
 
-    A catalog has its signals resampled with a filter, at the rate of its card.
+    Signals in catalogs are resampled with a filter to the rate of their card.
     """
     if resize:
         raise BenchmdError(
-            f"setting encoder.options.resize is {resize}, and {network} takes signals over time as "
-            "they are, since the nearest samples would alias: leave it at 0; another length or "
-            "rate is for the signal's card to say."
+            f"setting encoder.options.resize is {resize}, and {network} does not resize signals "
+            "over time, since nearest-neighbour sampling would alias: leave it at 0, and set "
+            "another length or rate in the signal's card."
         )
 
 
@@ -315,5 +324,6 @@ RESNETS: dict[str, Callable[[Signal, EncoderSettings], ResNet]] = {
     for layers in DEPTHS
     for kind in CONVOLUTIONS
 }
-"""By the name that ``encoder.network`` takes: resnet18 and resnet50 for images, the same with
--2.5d, -3d or -acs for volumes and with -1d for signals over time."""
+"""ResNets by their name in ``encoder.network``: resnet18 and resnet50 for images, with -2.5d, -3d
+or -acs for volumes and with -1d for signals over time.
+"""

@@ -1,12 +1,13 @@
-"""Networks of MONAI that segment images and volumes, with random weights; nothing is fetched.
+"""Segmentation networks of MONAI for images and volumes, with random weights.
 
-Each gives ``encoder.options.width`` maps as large as the signal; a head makes logits of them
-(`models.segmenter`). A network's own last convolution of one voxel is left to the head, so that
-both together are MONAI's network. All normalise each example by itself.
+A network returns ``encoder.options.width`` maps of the signal's size, which a head turns into
+logits (`models.segmenter`). The head replaces MONAI's last 1×1 convolution, so that both together
+equal MONAI's network. All normalise each example separately.
 
-* ``monai-unet``: Ronneberger et al. (https://arxiv.org/abs/1505.04597), with residual units as
-  Kerfoot et al. 2019 (doi:10.1007/978-3-030-12029-0_40). MONAI's ends with a transposed
-  convolution to logits; here it is one to maps, normalised and activated as within the network.
+* ``monai-unet``: Ronneberger et al. (https://arxiv.org/abs/1505.04597), with residual units as in
+  Kerfoot et al. 2019 (doi:10.1007/978-3-030-12029-0_40). MONAI's version ends with a transposed
+  convolution to logits; here it produces maps, which are normalised and activated as inside the
+  network.
 * ``monai-segresnet``: Myronenko (https://arxiv.org/abs/1810.11654), without its autoencoder.
 * ``monai-unetr``: Hatamizadeh et al. (https://arxiv.org/abs/2103.10504).
 * ``monai-swinunetr``: Hatamizadeh et al. (https://arxiv.org/abs/2201.01266).
@@ -32,7 +33,7 @@ from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 
 AXES = (("channel", "y", "x"), ("channel", "z", "y", "x"))
-"""Of signals that the networks take, with any number of channels."""
+"""Axes of supported signals, with any number of channels."""
 HEADS = 12
 """Attention heads of UNETR's transformer, as in its paper."""
 
@@ -42,12 +43,13 @@ class SegmentationOptions:
     """What these networks read of ``encoder.options``; of the other settings they read none."""
 
     width: Annotated[int, Within(0, 2**10)] = 0
-    """Maps at full resolution, doubled at each level; 0: the network's own."""
+    """Number of maps at full resolution, doubled at each level; 0: the network's default."""
     depth: Annotated[int, Within(0, 8)] = 0
-    """Levels of resolution of a UNet or SegResNet; 0: the network's own."""
+    """Levels of resolution of a UNet or SegResNet; 0: the network's default."""
     patch: Annotated[int, Within(0, 2**12)] = 0
-    """Extent in voxels of what it is trained on and sees at once, along each axis, or the signal's
-    where that is less or this is 0; cut to a multiple of what the network halves."""
+    """Extent in voxels of its window along each axis, in training and inference; limited to the
+    signal's extent (also if 0), and rounded down to a multiple that the network can halve.
+    """
     hidden: Annotated[int, Within(0, 2**14)] = 0
     """Width of UNETR's transformer; 0: 768, as in its paper."""
     dropout: ShareBelow1 = 0.0
@@ -73,17 +75,17 @@ class SegmentationArchitecture:
     """One of MONAI's networks."""
 
     make: Callable[[Any, _Size], nn.Module]
-    """(module ``monai.networks.nets``, size) to the network, which gives maps."""
+    """Function of the module ``monai.networks.nets`` and a size that makes the network."""
     width: int
-    """Maps where no option says how many."""
+    """Default number of maps."""
     of: int
-    """What the width is a multiple of."""
+    """Divisor of the width."""
     halvings: int
-    """How often it halves a window; of those with an option, one less than its `depth`."""
+    """How often it halves a window; for networks with the option `depth`, one less than that."""
     depth: int = 0
-    """Levels where no option says how many; 0 where there is no such option."""
+    """Default number of levels; 0 without this option."""
     hidden: int = 0
-    """Width of its transformer where no option says so; 0 where there is no such option."""
+    """Default width of its transformer; 0 without this option."""
 
 
 def _unet(nets: Any, size: _Size) -> nn.Module:
@@ -134,7 +136,7 @@ def _unetr(nets: Any, size: _Size) -> nn.Module:
 
 
 class _RatesHere(TorchFunctionMode):
-    """SwinUNETR reads numbers of a tensor while it is made, which one without storage has not."""
+    """Context for SwinUNETR, which reads tensor values while it is made, impossible on meta."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -162,11 +164,11 @@ ARCHITECTURES: dict[str, SegmentationArchitecture] = {
     "monai-unetr": SegmentationArchitecture(_unetr, width=16, of=1, halvings=4, hidden=768),
     "monai-swinunetr": SegmentationArchitecture(_swin_unetr, width=24, of=12, halvings=5),
 }
-"""By the name that ``encoder.network`` takes."""
+"""Architectures by their name in ``encoder.network``."""
 
 
 class SegmentationNetwork(nn.Module):
-    """Windows of images (channel, y, x) or volumes (channel, z, y, x) to maps as large."""
+    """Maps for windows of images (channel, y, x) or volumes (channel, z, y, x)."""
 
     def __init__(
         self, signal: Signal, size: EncoderSettings, kind: SegmentationArchitecture
@@ -195,7 +197,7 @@ def _sized(signal: Signal, size: EncoderSettings, kind: SegmentationArchitecture
         )
     for option in ("depth", "hidden"):
         if getattr(options, option) and not getattr(kind, option):
-            raise BenchmdError(f"{name} reads no encoder.options.{option}: leave it out.")
+            raise BenchmdError(f"{name} reads no encoder.options.{option}: omit it.")
     width, depth = options.width or kind.width, options.depth or kind.depth
     hidden = options.hidden or kind.hidden
     if width % kind.of or hidden % HEADS or (kind.depth and depth < 2):
@@ -227,4 +229,4 @@ def require_segmentation_option(network: str, name: str, value: object) -> None:
 SEGMENTATION_NETWORKS: dict[str, Callable[[Signal, EncoderSettings], SegmentationNetwork]] = {
     name: partial(SegmentationNetwork, kind=kind) for name, kind in ARCHITECTURES.items()
 }
-"""By the name that ``encoder.network`` takes."""
+"""Networks by their name in ``encoder.network``."""

@@ -15,7 +15,7 @@ from benchmd_ray.models.segmentation_networks import SegmentationNetwork
 OVERLAP = 0.5
 """Share of a window that the next one overlaps, along each axis."""
 SMOOTHING = 1e-5
-"""Added to both sides of Dice's fraction, so that a class that is nowhere has the loss 0."""
+"""Added to numerator and denominator of Dice, so that the loss of an absent class is 0."""
 
 
 def windows_of(extents: Sequence[int], window: Sequence[int]) -> int:
@@ -28,7 +28,7 @@ def windows_of(extents: Sequence[int], window: Sequence[int]) -> int:
 
 
 class Segmenter(nn.Module):
-    """A network that gives maps and a linear head on each voxel: signals to logits."""
+    """A network that returns maps, with a linear head per voxel: signals to logits."""
 
     def __init__(self, encoder: SegmentationNetwork | Encoder, classes: int) -> None:
         super().__init__()
@@ -39,15 +39,15 @@ class Segmenter(nn.Module):
 
     @property
     def window(self) -> tuple[int, ...]:
-        """Extents of what the network sees at once."""
+        """Extents of the network's window."""
         window: tuple[int, ...] = self.encoder.window  # type: ignore[assignment]
         return window
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Logits (batch, classes, *extents) of normalised signals (batch, channel, *extents).
 
-        Larger signals are seen in windows that overlap by `OVERLAP`; there logits are averaged with
-        Gaussian weights (MONAI's ``sliding_window_inference``).
+        Larger signals are processed in windows that overlap by `OVERLAP`, and their logits are
+        averaged with Gaussian weights (MONAI's ``sliding_window_inference``).
         """
         if tuple(signals.shape[2:]) == self.window:
             return self._logits(signals)
@@ -67,9 +67,9 @@ def segmentation_loss(
 ) -> torch.Tensor:
     """Dice loss plus cross-entropy of each example: (batch,).
 
-    Its mean over a batch is that of MONAI's ``DiceCELoss`` with softmax and one-hot masks, the
-    background among the classes. Logits are (batch, classes, *extents), masks (batch, *extents);
-    ``smoothing`` is the share of each label that cross-entropy spreads over all classes.
+    Its mean over a batch equals MONAI's ``DiceCELoss`` with softmax and one-hot masks, including
+    the background. Logits are (batch, classes, *extents), masks (batch, *extents); ``smoothing`` is
+    the share of each label that cross-entropy spreads over all classes.
     """
     logits, masks = logits.float(), masks.long()
     entropy = functional.cross_entropy(

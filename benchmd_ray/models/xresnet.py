@@ -2,18 +2,19 @@
 
 Sources: Strodthoff et al., "Deep Learning for ECG Analysis: Benchmarks and Insights from PTB-XL"
 (https://arxiv.org/abs/2004.13701), and the code released with it
-(https://github.com/helme/ecg_ptbxl_benchmarking), which has fastai's xresnet in one dimension, with
+(https://github.com/helme/ecg_ptbxl_benchmarking), which uses fastai's one-dimensional xresnet with
 the shortcuts of He et al., "Bag of Tricks" (https://arxiv.org/abs/1812.01187), section 4.2. In the
-released code no stage is wider than the one before, unlike in a ResNet of images (``growth`` 2).
+released code all stages have the same width, unlike in a ResNet for images (``growth`` 2).
 
 Differences from the released code:
 
-* Features are the mean over time. There they are mean and maximum, with two layers before the
-  classes.
-* The last norm of each bottleneck begins at 0, as in fastai, so that a bottleneck is its shortcut
-  at first. The released training draws all weights anew, which sets these norms to 1.
-* A whole signal is seen at once, at its own rate. There a record's probability is the largest of
-  its crops of 2.5 s at 100 Hz.
+* Features are the mean over time. The released code uses mean and maximum, and two layers before
+  the classes.
+* The weight of the last norm of each bottleneck is initialised to 0, as in fastai, so that a
+  bottleneck is its shortcut at first. The released training re-initialises all weights, which sets
+  it to 1.
+* A whole signal is the input, at its own rate. In the released code a record's probability is the
+  maximum over crops of 2.5 s at 100 Hz.
 """
 
 from __future__ import annotations
@@ -35,22 +36,25 @@ from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 
 AXES = ("channel", "time")
-"""Of signals that the network takes, with any number of channels."""
+"""Axes of supported signals, with any number of channels."""
 KERNEL = 5
-"""Samples of a convolution, in stem and bottlenecks."""
+"""Kernel size in samples, in stem and bottlenecks."""
 DEPTHS = (3, 4, 23, 3)
 """Bottlenecks of each stage."""
 
 
 @dataclass(frozen=True)
 class XResNetOptions:
-    """What the network reads of ``encoder.options``; of the other settings it reads none."""
+    """Options read from ``encoder.options``; the network uses no other encoder settings."""
 
     width: Annotated[int, Within(2, 2**12)] = 64
-    """Channels inside the bottlenecks of the first stage, an even number; outside they have
-    `EXPANSION` times as many, and the stem has half, half and all of them."""
+    """Channels inside the bottlenecks of the first stage, an even number. Their outputs have
+    `EXPANSION` times as many; the stem's three convolutions have half, half and all of them.
+    """
     growth: Annotated[int, Within(1, 2)] = 1
-    """Channels of a stage, over those of the one before: 1 in the released code, 2 in ResNets."""
+    """Ratio of a stage's channels to those of the previous one: 1 in the released code, 2 in
+    ResNets.
+    """
     dropout: ShareBelow1 = 0.0
     """Dropout of the features in training."""
 
@@ -82,14 +86,14 @@ class Bottleneck(nn.Module):
         self.drop_path = DropPath()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, inputs, time) to (batch, outputs, time), rounded up where time is halved."""
+        """(batch, inputs, time) to (batch, outputs, time); halving of time rounds up."""
         return functional.relu(self.drop_path(self.body(x)) + self.shortcut(x))
 
 
 def _convolved(
     inputs: int, outputs: int, kernel: int, stride: int = 1
 ) -> tuple[nn.Conv1d, BatchNorm, nn.ReLU]:
-    """A convolution that keeps the length but for its stride, its norm and a ReLU.
+    """A convolution that keeps the length except for its stride, with norm and ReLU.
 
     Weights are normal, scaled to the inputs (He et al., https://arxiv.org/abs/1502.01852).
     """
@@ -99,7 +103,7 @@ def _convolved(
 
 
 class XResNet(nn.Module):
-    """Signals over time, (channel, time), to one feature vector each."""
+    """Encoder of signals over time, (channel, time), to feature vectors."""
 
     def __init__(self, signal: Signal, size: EncoderSettings) -> None:
         super().__init__()
@@ -129,7 +133,7 @@ class XResNet(nn.Module):
         """Values of the largest map of one example."""
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
-        """Features (batch, width), means over time, of normalised signals (batch, *input_shape)."""
+        """Features (batch, width) of normalised signals (batch, *input_shape): mean over time."""
         pooled: torch.Tensor = self.dropout(self.blocks(self.stem(signals)).mean(dim=2))
         return pooled
 

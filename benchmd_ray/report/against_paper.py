@@ -28,13 +28,15 @@ COLUMNS = {
     "reason": "str",
     "reference": "str",
 }
-"""``value`` is ours; ``difference`` is ours minus the paper's; ``inside``: the paper's number is in
-our interval, missing where there is none; ``caution``: why there is none, or why it is rough;
-``reason``: why the two are not comparable, empty where they are; ``reference``: the paper."""
+"""``value`` is ours and ``difference`` is ours minus the paper's. ``inside``: whether the paper's
+number is in our interval, missing without an interval. ``caution``: why the interval is missing or
+rough. ``reason``: why the two numbers are not comparable, empty if they are. ``reference``: the
+paper.
+"""
 
 
 def against_paper(runs: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame:
-    """Every cell that our runs and the paper's tables share, with the columns `COLUMNS`.
+    """All results that the paper's tables have too, with the columns `COLUMNS`.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
@@ -72,7 +74,7 @@ def _rows(block: SourceResults) -> Iterator[dict[str, Any]]:
 
 
 def comparison(frame: pd.DataFrame) -> Table | None:
-    """The comparison as people read it."""
+    """The comparison as a table for readers."""
     inside = frame["inside"].map({True: "yes", False: "no"})
     columns = (
         *key_columns(frame),
@@ -88,7 +90,7 @@ def comparison(frame: pd.DataFrame) -> Table | None:
 
 
 def summary(frame: pd.DataFrame) -> list[str]:
-    """How many cells are comparable, their differences, and why others are not comparable."""
+    """Counts and differences of comparable results, and why others are not comparable."""
     comparable = frame[frame["reason"] == ""]
     every = {
         benchmark.published.source for benchmark in benchmarks().values() if benchmark.published

@@ -1,4 +1,4 @@
-"""Everything that a report says, computed once; figures, page and tables only read these frames."""
+"""Compute all frames of a report once; figures, page and tables only read them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ POINTS = 200
 """Most points of a ROC curve."""
 Floats = npt.NDArray[np.float64]
 Points = dict[str, npt.NDArray[np.generic]]
-"""Columns of a curve, all of one length."""
+"""Columns of a curve, all of the same length."""
 Curve = Callable[[npt.NDArray[np.int8], Floats], Points]
 
 
@@ -74,7 +74,7 @@ def _curves(name: str, pools: Sequence[Pool], curve: Curve) -> pd.DataFrame:
     if not rows:
         return frame(name, [])
     lengths = [len(next(iter(points.values()))) for _, points in rows]
-    columns = {  # of all curves at once: a frame of each would take most of a report's time
+    columns = {  # one frame for all curves: a frame for each would take most of a report's time
         column: np.repeat([about[column] for about, _ in rows], lengths)
         if column in rows[0][0]
         else np.concatenate([points[column] for _, points in rows])
@@ -121,12 +121,14 @@ RUNS_AT_ONCE = 16
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """Results of runs; seeds are pooled, intervals are of 95 %. Columns: `frames.FRAMES`."""
+    """Results of runs, pooled over seeds, with 95 % intervals. Columns: `frames.FRAMES`."""
 
     rows: pd.DataFrame = field(default_factory=partial(frame, "rows", ()))
-    """The long table: every metric of every run on every split, and what benchmarks bring."""
+    """The long table: every metric of every run on every split, and the rows that benchmarks
+    add.
+    """
     scores: pd.DataFrame = field(default_factory=partial(frame, "scores", ()))
-    """Every metric, over all classes (``mean``) and of each class; of averages over runs too."""
+    """Every metric, over all classes (``mean``) and per class, including ensembles over runs."""
     gaps: pd.DataFrame = field(default_factory=partial(frame, "gaps", ()))
     """In distribution (the source's validation split) minus another dataset, for each metric."""
     changes: pd.DataFrame = field(default_factory=partial(frame, "changes", ()))
@@ -138,7 +140,7 @@ class Analysis:
     descriptions: pd.DataFrame = field(default_factory=partial(frame, "descriptions", ()))
     """What each row is: technique, network, pretraining, and settings that most do not have."""
     subgroups: pd.DataFrame = field(default_factory=partial(frame, "subgroups", ()))
-    """AUROC of groups of people and devices."""
+    """AUROC of groups of patients and devices."""
     subgroup_pairs: pd.DataFrame = field(default_factory=partial(frame, "subgroup_pairs", ()))
     """Which groups differ from which."""
     excluded: pd.DataFrame = field(default_factory=partial(frame, "excluded", ()))
@@ -150,40 +152,40 @@ class Analysis:
     training: pd.DataFrame = field(default_factory=partial(frame, "training", ()))
     """Loss, source validation AUROC and learning rate over the training."""
     ran: pd.DataFrame = field(default_factory=partial(frame, "ran", ()))
-    """One row per run: where and with what it ran."""
+    """One row per run: its hardware and software."""
     searches: pd.DataFrame = field(default_factory=partial(frame, "searches", ()))
-    """One row per search: its trials, what they scored and what they cost."""
+    """One row per search: trials, scores and cost."""
     tuned: pd.DataFrame = field(default_factory=partial(frame, "tuned", ()))
     """Tuned settings minus those that their search started from, in AUROC."""
     modalities: tuple[str, ...] = ()
-    """Names of the runs' modalities, in the order that their cards state."""
+    """Names of the runs' modalities, in the order of their cards."""
     records: list[SearchRecord] = field(default_factory=list)
     """The searches themselves, with every trial."""
     runs: list[Run] = field(default_factory=list)
     """All runs."""
     resamples: int = 1000
-    """Of the bootstrap over patients."""
+    """Resamples of the bootstrap over patients."""
     notes: list[str] = field(default_factory=list)
     """What a reader must know."""
 
 
 @dataclass(frozen=True, eq=False)
 class SourceResults:
-    """Results of all runs that were trained on one source by one policy."""
+    """Results of all runs that were trained on one source under one policy."""
 
     pools: list[Pool]
     notes: list[str]
 
     @property
     def rows(self) -> Iterator[Row]:
-        """Score rows of the single runs."""
+        """Score rows of the individual runs."""
         for pool in self.pools:
             for member in pool.members:
                 yield from score_rows(member, pool.row)
 
 
 def paper(pool: Pool) -> float:
-    """The published AUROC of a pool; NaN where there is none, or not one for all its runs."""
+    """The published AUROC of a pool; NaN unless all its runs have the same one."""
     if pool.averaged:
         return float("nan")
     entries = [beside(member, pool.key["protocol"]) for member in pool.members]
@@ -201,12 +203,12 @@ def analyse(
     curves: bool = True,
     baseline: str | None = None,
 ) -> Analysis:
-    """Compute everything that a report says.
+    """Compute all frames of a report.
 
     Args:
         runs: Pretraining and transfer runs.
         searches: Searches of their stores.
-        skipped: Notes on what could not be read of the stores.
+        skipped: Notes on files of the stores that could not be read.
         resamples: Bootstrap resamples of patients.
         curves: Whether to fill ``roc`` and ``calibration``, which only figures need.
         baseline: Name of the row, or technique, that others are compared with in ``changes``;
@@ -316,7 +318,7 @@ def _frames_of(
     curves: bool,
     baseline: str | None,
 ) -> dict[str, pd.DataFrame]:
-    """The frames of one block, but those of the training; averages have scores and no more."""
+    """The frames of one block without those of training; ensembles have only scores."""
     block_pools, metrics = block.pools, tuple(METRICS)
     whole = [*block_pools, *(pool for pair in averages for pool in pair.pools)]
     several = {**subgroup_rows(block_pools, resamples), **contest_rows(block_pools)}
@@ -333,7 +335,7 @@ def _frames_of(
 
 
 def pooled_rows(pools_of_block: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
-    """Each metric of each pool, over all classes and for each class; NaN if it cannot be scored."""
+    """Each metric of each pool, over all classes and per class; NaN if it cannot be scored."""
     for pool in pools_of_block:
         positives = (pool.first.targets == 1).sum(axis=0)
         names = ("mean", *pool.first.classes)

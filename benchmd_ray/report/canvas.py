@@ -1,4 +1,4 @@
-"""What all figures share: style, title, and how they are written."""
+"""Style, titles and files of all figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from benchmd_ray.files.atomic import remove, replacing, write_json
 from benchmd_ray.scores.resampling import usual_threads
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-"""Colours that colour-blind people tell apart; each goes with a pattern of `HATCHES`."""
+"""Colours that colour-blind people can tell apart; each is paired with a pattern of `HATCHES`."""
 HATCHES = ("", "/////", "....", "xxxxx", "|||||", "+++++", "ooo")
 STYLE = {
     "font.family": "sans-serif",
@@ -48,22 +48,22 @@ STYLE = {
     "svg.hashsalt": "benchmd",
 }
 BLACK, YELLOW = "#000000", "#F0E442"
-"""Yellow is too light for a line on white: it comes last, and with a dark edge."""
+"""Yellow is too light for a line on white, so it comes last and has a dark edge."""
 UNSAID = ("Date", "Creator", "Format", "Type")
-"""What an SVG does not say of itself."""
+"""Metadata that an SVG omits."""
 _DRAWN: WeakKeyDictionary[Figure, str] = WeakKeyDictionary()
 DPI = 150
 DRAWING = "Drawing"
-"""Key of a PNG's text that says which SVG it shows, and with how many dots per inch."""
+"""Key of a PNG's text for the SVG that it shows and its dots per inch."""
 WIDTH = 10.0
 """Inches."""
 LETTERS = 9.6
-"""Of a title, per inch."""
+"""Letters of a title per inch."""
 LISTED, FIGURE = "figures.json", r"[\w.+-]+\.(png|svg)"
-"""List of the figures that a folder was given, and what such a name is like."""
+"""Name of the list of figures in a folder, and the pattern of their names."""
 MAX_LISTED_BYTES = 2**20
 EACH = 4
-"""Figures of each process that writes some, at least."""
+"""Fewest figures for each process that writes figures."""
 
 
 LineStyle = Literal["-", "--", "-."] | tuple[float, tuple[float, ...]]
@@ -71,7 +71,7 @@ LineStyle = Literal["-", "--", "-."] | tuple[float, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class TechniqueLook:
-    """How a technique looks in every figure; marker and line tell it apart without colour."""
+    """Look of a technique in every figure; marker and line distinguish it without colour."""
 
     colour: str
     marker: str
@@ -117,12 +117,12 @@ def technique_looks(names: Iterable[str]) -> dict[str, TechniqueLook]:
 
 
 def styled() -> AbstractContextManager[None]:
-    """Draw and write within it: matplotlib's defaults and `STYLE`, whatever the user configured."""
+    """Draw and write with matplotlib's defaults and `STYLE`, not the user's configuration."""
     return style.context(["default", STYLE])
 
 
 def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:
-    # Letters are a little wider in a PNG than where the layout is found.
+    # Letters are a little wider in a PNG than in the layout.
     """An empty figure with its title, of a size in inches."""
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.15))
     lines = textwrap.fill(title, int(width * LETTERS), break_on_hyphens=False)
@@ -131,7 +131,7 @@ def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:
 
 
 def look(place: int) -> dict[str, Any]:
-    """Colour and pattern of a series' bars."""
+    """Colour and pattern of the bars of a series."""
     return {
         "facecolor": OKABE_ITO[place % len(OKABE_ITO)],
         "hatch": HATCHES[place % len(HATCHES)],
@@ -183,18 +183,23 @@ def write(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def _drawing_of(png: Path) -> str:
-    """The drawing that a PNG names; empty where it names none."""
+    """The drawing recorded in a PNG; empty if there is none."""
     try:
         with Image.open(png, formats=["PNG"]) as image:
             return str(image.info.get(DRAWING, ""))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # none, or another's
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        Image.DecompressionBombError,
+    ):  # missing, or of another program
         return ""
 
 
 def write_listed(
     figures: Sequence[tuple[str, Figure]], folder: Path, reported: Callable[[int], None]
 ) -> None:
-    """Write figures as `write_all` does, and delete those that only an earlier call wrote here."""
+    """Write figures as `write_all` does, and delete those of earlier calls not among them."""
     names = [f"{name}.{kind}" for name, _ in figures for kind in ("png", "svg")]
     for old in set(listed_in(folder)) - set(names):
         (folder / old).unlink(missing_ok=True)
@@ -220,7 +225,7 @@ def listed_in(folder: Path) -> list[str]:
 def write_all(
     figures: Sequence[tuple[str, Figure]], folder: Path, reported: Callable[[int], None]
 ) -> None:
-    """Write finished named figures, several at a time where there are CPUs for it.
+    """Write finished figures, several at a time if there are enough CPUs.
 
     Args:
         figures: Names and figures.
@@ -228,7 +233,7 @@ def write_all(
         reported: Called with the number of figures written so far.
 
     Raises:
-        BenchmdError: A process that wrote figures was ended from outside.
+        BenchmdError: A process that wrote figures was killed.
     """
     processes = min(usual_threads(), len(figures) // EACH)
     if processes < 2 or sys.platform != "linux":
@@ -237,7 +242,7 @@ def write_all(
             reported(number)
         return
     work = partial(_written, figures, folder)
-    # Forked processes import nothing: the working folder may hold anybody's modules.
+    # Forked, so that they import nothing: the working folder may have modules of any kind.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(processes, context, _begin, (work,)) as pool:
         jobs = [pool.submit(_write_number, place) for place in range(len(figures))]
@@ -248,8 +253,8 @@ def write_all(
                 reported(number)
         except BrokenProcessPool:
             raise BenchmdError(
-                f"a process that wrote figures into {folder} was ended from outside, maybe for "
-                "want of memory: run the command again, with OMP_NUM_THREADS=1 for one at a time."
+                f"a process that wrote figures into {folder} was killed, perhaps for lack of "
+                f"memory: run the command again, with OMP_NUM_THREADS=1 for one at a time."
             ) from None
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -257,11 +262,11 @@ def write_all(
 
 
 _work: list[Callable[[int], None]] = []
-"""In a forked process: writes the figure of a place."""
+"""In a forked process: writes the figure at an index."""
 
 
 def _begin(work: Callable[[int], None]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent says when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles the interrupt
     end_with_parent()
     _work.append(work)
 
@@ -276,7 +281,7 @@ def _written(figures: Sequence[tuple[str, Figure]], folder: Path, place: int) ->
 
 
 def _lay_out(figure: Figure) -> None:
-    """Lay a figure out once: it takes as long as drawing."""
+    """Lay a figure out only once, as this takes as long as drawing."""
     if figure.get_layout_engine() is not None:
         with styled():
             figure.draw_without_rendering()

@@ -37,7 +37,7 @@ ABOUT = {
     "gap [95 %]": "In distribution minus target; positive where the target is harder",
     "tuned [95 %]": "AUROC of the settings that a search found, trained on the whole training "
     "split",
-    "start [95 %]": "AUROC of the settings that the search started from, trained alike",
+    "start [95 %]": "AUROC of the settings that the search started from, trained in the same way",
     "tuned − start [95 %]": "On the same records, each resample of patients used for both",
     "caution": "Why an interval or p is missing or rough; see Methods",
     "catalog": "Digest of the catalog's content",
@@ -64,7 +64,7 @@ ABOUT = {
 
 
 def table_of(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table | None:
-    """None where there is nothing to show."""
+    """A table of these columns; None if it would be empty."""
     if rows.empty:
         return None
     kept, constants = constant([column for column in columns if not _nothing(column)])
@@ -76,7 +76,7 @@ def _nothing(column: Column) -> bool:
 
 
 def _sources_said(rows: pd.DataFrame) -> str | None:
-    """Where models were trained if the modality determines it, which saves a column."""
+    """A sentence that names the sources if the modality determines them, which saves a column."""
     sources = rows[["modality", "source"]].drop_duplicates()
     if sources["modality"].duplicated().any():
         return None
@@ -85,7 +85,7 @@ def _sources_said(rows: pd.DataFrame) -> str | None:
 
 
 def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
-    """What names a result, as far as the frame has it."""
+    """The columns of a result's key that the frame has."""
     columns = [column_of("modality", rows["modality"], "text")]
     if _sources_said(rows) is None:
         columns.append(column_of("trained on", rows["source"], "text"))
@@ -100,13 +100,13 @@ def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
 
 
 def cautions(rows: pd.DataFrame) -> tuple[Column, ...]:
-    """The column with what is missing or rough, if anything is."""
+    """The column of missing or rough intervals, if there are any."""
     has_some = "caution" in rows and rows["caution"].any()
     return columns_of(rows, "text", "caution") if has_some else ()
 
 
 def keyed_table(caption: str, rows: pd.DataFrame, *columns: Column) -> Table | None:
-    """A table of results: their key, these columns, and cautions."""
+    """A table of results: key, these columns, cautions."""
     return table_of(caption, (*key_columns(rows), *columns, *cautions(rows)), rows)
 
 
@@ -116,7 +116,7 @@ def sizes(rows: pd.DataFrame) -> tuple[Column, ...]:
 
 
 def metric_column(rows: pd.DataFrame, *, required: bool) -> Column:
-    """The column by which readers choose a metric, AUROC at first."""
+    """The column by which readers choose a metric; AUROC by default."""
     titles = [metric_title(name) for name in rows["metric"]]
     order = tuple(metric_title(name) for name in METRICS)
     chosen = next((title for title in order if title in titles), "")
@@ -124,7 +124,7 @@ def metric_column(rows: pd.DataFrame, *, required: bool) -> Column:
 
 
 def metric_title(name: str) -> str:
-    """Title of a metric, with an arrow to where it is better."""
+    """Title of a metric, with an arrow for the better direction."""
     if name not in METRICS:
         return text_of(name)
     return f"{METRICS[name].title} {'↑' if METRICS[name].higher_is_better else '↓'}"
@@ -141,7 +141,7 @@ def interval_of(
     about: str = "",
     worse: Sequence[bool] = (),
 ) -> Column:
-    """A column of values with their intervals, ``low`` and ``high`` of the rows.
+    """A column of values with their intervals, taken from ``low`` and ``high``.
 
     Args:
         title: Heading.
@@ -149,8 +149,8 @@ def interval_of(
         value: Column of the values.
         kind: ``interval`` or ``change``.
         digits: After the point.
-        p: Column of the p of a ``change``.
-        about: Replaces the description of columns of this title.
+        p: Column with p of a ``change``.
+        about: Description, instead of the usual one for this title.
         worse: Whether a ``change`` above zero is a loss.
     """
     return Column(
@@ -167,7 +167,7 @@ def interval_of(
 
 
 def falling(metrics: Iterable[str]) -> list[bool]:
-    """Of each metric, whether lower values are better."""
+    """Whether lower values are better, for each metric."""
     return [name in METRICS and not METRICS[name].higher_is_better for name in metrics]
 
 
@@ -179,11 +179,11 @@ def column_of(title: str, values: Any, kind: Any, **options: Any) -> Column:
 
 
 def columns_of(rows: pd.DataFrame, kind: Any, *names: str) -> tuple[Column, ...]:
-    """Columns of a frame under their own names."""
+    """Columns of a frame, titled by their names."""
     return tuple(column_of(name, rows[name], kind) for name in names)
 
 
 def part(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The columns of ``start`` or ``difference`` with their interval as low and high."""
+    """The columns of ``start`` or ``difference``, with its interval as ``low`` and ``high``."""
     names = [name, f"{name}_low", f"{name}_high"]
     return frame[names].set_axis([name, "low", "high"], axis=1)

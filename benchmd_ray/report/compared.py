@@ -41,8 +41,8 @@ Floats = npt.NDArray[np.float64]
 def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> list[Row]:
     """In distribution (the source's own validation split) minus each other dataset.
 
-    Means are over classes that both can score; a dataset is scored by its split ``test`` where it
-    has one. Holm's correction is over the datasets of a technique and setting.
+    Means are over the classes that can be scored on both; a dataset with a ``test`` split is
+    represented by it. Holm's correction is over the datasets of a technique and setting.
     """
     names = ("modality", "source", "policy", "setting", "technique")
     home = {
@@ -66,10 +66,10 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> list[Row]:
 
 
 def _gap(home: Pool, pool: Pool, metric: str) -> Row:
-    """A row of `gap_rows` without its corrected p."""
+    """A row of `gap_rows`, before correction."""
     whole = home, pool
     common = home.scored_classes & pool.scored_classes
-    if home.scored_classes != pool.scored_classes:  # else the means would be of other classes
+    if home.scored_classes != pool.scored_classes:  # means over different classes otherwise
         home, pool = home.over(common), pool.over(common)
     sides, same = (_of_pool(home, metric), _of_pool(pool, metric)), _runs(home) == _runs(pool)
     gap = vars(unpaired_difference(*sides, same_models=same)).copy()
@@ -91,10 +91,10 @@ def _runs(pool: Pool) -> list[str]:
 
 
 def _over(metric: str, common: Sequence[Pool], whole: Sequence[Pool], classes: int) -> str:
-    """The caution of a gap over common classes; empty where they change no value."""
+    """The caution of a gap over common classes only; empty if these are all classes."""
     values, before = ([pool.value(metric) for pool in pools] for pools in (common, whole))
     if np.isnan(values).all() and not np.isnan(before).any():
-        return "no value: a mean of recalls, of other classes in both"
+        return "no value: a mean of recalls over different classes"
     changed = not np.array_equal(values, before, equal_nan=True)
     return f"over {count_of(classes, 'class')} that both can score" if changed else ""
 
@@ -120,7 +120,7 @@ def shared_patients(pools: Sequence[Pool]) -> list[str]:
 
 
 def _one_split(pools: Sequence[Pool]) -> list[Pool]:
-    """Pools of one split of each dataset: the last of `SPLITS`."""
+    """Pools of one split per dataset: its last one in `SPLITS`."""
     best: dict[tuple[str, ...], Pool] = {}
     for pool in sorted(pools, key=lambda p: [*SPLITS, p.key["split"]].index(p.key["split"])):
         best[tuple(value for name, value in pool.key.items() if name != "split")] = pool
@@ -187,9 +187,9 @@ def _named(pool: Pool) -> tuple[str, str]:
 
 
 def difference(a: Pool, b: Pool, metric: str) -> Difference:
-    """Metric of a minus that of b on the same records, over the seeds.
+    """Metric of a minus metric of b on the same records, over seeds.
 
-    With one seed on both sides the p of AUROC is that of the exchange test, otherwise Student's.
+    With one seed on both sides p for AUROC is from the exchange test, otherwise from Student's t.
     """
     exact = None
     if metric == "auroc" and _by_exchange(a, b):
@@ -203,10 +203,10 @@ def _by_exchange(a: Pool, b: Pool) -> bool:
 
 
 def _over_seeds(a: Pool, b: Pool, metric: str, exact: float | None) -> Difference:
-    """Metric of a minus that of b, mean over classes, on the same records.
+    """Metric of a minus metric of b, mean over classes, on the same records.
 
-    Seed by seed if both have the same seeds; otherwise between the means over seeds, and the
-    interval does not cover seeds.
+    It is taken seed by seed if both have the same seeds, otherwise between the means over seeds;
+    then the interval does not cover seeds.
     """
     basis = a.basis(metric)
     if a.seeds == b.seeds:
@@ -221,8 +221,8 @@ def _over_seeds(a: Pool, b: Pool, metric: str, exact: float | None) -> Differenc
 def p_delong(a: Pool, b: Pool) -> float:
     """P-value of DeLong's test of the mean AUROC.
 
-    NaN with several seeds, as it compares two single models, and with too few patients for a test
-    or for an interval that is not rough.
+    NaN with several seeds, as it compares two single models, and where a test is not allowed or the
+    interval would be rough.
     """
     basis = a.basis("auroc")
     several = len(a.members) > 1 or len(b.members) > 1
@@ -233,7 +233,7 @@ def p_delong(a: Pool, b: Pool) -> float:
 
 
 def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
-    """Rows of the frames ``pairs`` (Holm's correction within a place) and ``ranking``, in AUROC."""
+    """Rows of the AUROC frames ``pairs`` (Holm's correction within a place) and ``ranking``."""
     rows: dict[str, list[Row]] = {"pairs": [], "ranking": []}
     for place, members in contests(pools):
         named = dict(zip(row_names([*map(_named, members)]), members, strict=True))
@@ -247,8 +247,8 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
         corrected = holm([change.p for change in differences], least).tolist()
         for (a, b), change, p in zip(pairs, differences, corrected, strict=True):
             row = dict(vars(change))
-            if np.isnan(p) and not np.isnan(change.p):  # settled before it was seen, see `holm`
-                reason = f"no {EXCHANGES:,} exchanges can be significant among so many tests"
+            if np.isnan(p) and not np.isnan(change.p):  # see `holm`
+                reason = f"{EXCHANGES:,} exchanges cannot reach significance among so many tests"
                 row["caution"] = "; ".join(filter(None, (change.caution, f"no p (Holm): {reason}")))
             value = {"difference": row.pop("value")}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **row, "p_holm": p})

@@ -1,4 +1,4 @@
-"""A self-contained HTML page: Jinja2 templates, escaping, its figures, notes and definitions."""
+"""A self-contained HTML page from Jinja2 templates, with figures, notes and definitions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Section = tuple[str, str, str]
 
 @cache
 def _environment() -> Environment:
-    """Jinja2 with autoescaping of all but `Markup`; folders are cut from paths."""
+    """Jinja2 with autoescaping of everything but `Markup`; paths lose their folders."""
     environment = Environment(
         loader=PackageLoader("benchmd_ray.report"),
         autoescape=True,
@@ -47,12 +47,12 @@ def _environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """HTML of a file in ``templates``; every value that is not `Markup` is escaped."""
+    """Render a file of ``templates``; every value that is not `Markup` is escaped."""
     return Markup(_environment().get_template(template).render(values))
 
 
 def prose(text: str) -> Markup:
-    """Text whose numbers keep their unit and whose names do not break at a hyphen."""
+    """Text that does not break between number and unit, or at the hyphen of a name."""
     escaped = str(escape(text_of(text))).replace(" %", "\N{NO-BREAK SPACE}%")
     return Markup(HYPHENATED.sub(r'<span class="nb">\g<0></span>', escaped))
 
@@ -66,14 +66,14 @@ def document(
     warning: str = "",
     refresh: int = 0,
 ) -> str:
-    """The HTML of a self-contained page: no network, no other file, no other script.
+    """The HTML of a self-contained page, which loads nothing else.
 
     Args:
         title: Heading.
-        lead: What it is about, plain text.
+        lead: Introduction, plain text.
         sections: In their order.
         footer: Plain text.
-        warning: What a reader must not miss, plain text.
+        warning: Shown prominently, plain text.
         refresh: Seconds after which a browser reloads it; 0: never.
     """
     style, script = _asset("style.css"), _asset("script.js")
@@ -92,7 +92,7 @@ def document(
 
 
 def listed_notes(lines: Sequence[str], nothing: str = "", *, heading: str = "") -> Markup:
-    """Notes as a list, the topic before a colon in bold; ``nothing`` if there are none."""
+    """Notes as a list, with the topic before a colon in bold; ``nothing`` if there are none."""
     if not lines:
         return none(nothing) if nothing else Markup()
     return render("notes.html", notes=list(map(_topic, lines)), heading=heading)
@@ -114,7 +114,7 @@ def terms(pairs: Sequence[tuple[str, str]]) -> Markup:
 
 
 def figure_parts(figures: Sequence[Titled]) -> dict[str, Markup]:
-    """The HTML of each section's figures, numbered throughout."""
+    """The HTML of each section's figures, numbered consecutively."""
     sections: dict[str, Markup] = {}
     display = progress("page", len(figures), "figures") if figures else None
     for number, titled in enumerate(figures, start=1):
@@ -144,8 +144,9 @@ def _figure(titled: Titled, number: int) -> Markup:
 def _data_uri(figure: Figure) -> Markup:
     """A figure as a data URI.
 
-    As an image its ids and styles cannot clash with other figures'. Text stays text: sharp in
-    print and a third of the size of outlines; without DejaVu Sans another sans-serif is used.
+    In an image, ids and styles cannot clash with those of other figures. Text is not converted to
+    outlines, so it is sharp in print and a third of the size; without DejaVu Sans the browser uses
+    another sans-serif font.
     """
     svg = svg_of(figure)
     return Markup(f"data:image/svg+xml,{quote(svg[svg.index('<svg') :], safe=' /:;=,.-()')}")
@@ -170,7 +171,7 @@ def _hash(text: str) -> str:
 
 
 FIRST = 100
-"""Rows that are in the HTML itself, so that the page is of use without a script."""
+"""Rows in the HTML itself, so that the page is useful without its script."""
 
 
 class HtmlCell(NamedTuple):
@@ -183,7 +184,7 @@ class HtmlCell(NamedTuple):
 
 
 def html(name: str, table: Table) -> Markup:
-    """A table with its controls, first rows and data; its name is unique on the page."""
+    """A table with its controls, first rows and data; its name must be unique on the page."""
     content = [_content(column) for column in table.columns]
     rows = _first_rows(table, content)
     visible = [pair for pair in zip(table.columns, content, strict=True) if not pair[0].required]
@@ -201,7 +202,7 @@ def html(name: str, table: Table) -> Markup:
 
 
 def _count(table: Table, content: Sequence[dict[str, Any]], rows: int) -> str:
-    """How many rows are shown and what is chosen, worded as in the script."""
+    """How many rows are shown and which values are chosen, worded as in the script."""
     whole = f"{table.rows:,} row{'' if table.rows == 1 else 's'}"
     chosen = [
         f"{column.title} {data['levels'][code]}"
@@ -222,7 +223,7 @@ def _first_rows(table: Table, content: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def _chosen(column: Column, data: dict[str, Any]) -> int | None:
-    """Code of the text that is chosen at first, if any."""
+    """Code of the text that is chosen by default, if any."""
     levels = data.get("levels", [])
     if column.chosen and column.chosen in levels:
         return int(levels.index(column.chosen))
@@ -281,7 +282,7 @@ def _cell(column: Column, data: dict[str, Any], row: int) -> HtmlCell:
 def _selects(
     table: Table, content: Sequence[dict[str, Any]]
 ) -> list[tuple[int, str, list[str], int | None, bool]]:
-    """Columns that rows are chosen by: place, title, texts, the chosen one, whether required."""
+    """Filter columns: position, title, texts, the chosen text, whether required."""
     return [
         (place, column.title, data["levels"], _chosen(column, data), column.required)
         for place, (column, data) in enumerate(zip(table.columns, content, strict=True))

@@ -34,11 +34,11 @@ SECTION = "ROC and calibration"
 IN_PANEL, SHORT = 6, 20
 """Curves and letters of a name that a legend within a panel has at most."""
 FEW = 10
-"""A bin with fewer records is drawn hollow: its share says little."""
+"""Records below which a bin is drawn hollow, as its share is uncertain."""
 Draw = Callable[[FigureContext, SourceStudy, tuple[str, str], str], Titled]
 Floats = npt.NDArray[np.float64]
 MOST = 201
-"""Most points of the mean of several seeds' curves."""
+"""Most points of a mean curve over seeds."""
 
 
 def draw_main_curves(report: FigureContext) -> Iterator[Drawn]:
@@ -154,15 +154,15 @@ def draw_reliability(
 
 
 def classes_of(frame: pd.DataFrame) -> list[str]:
-    """Classes of a frame in its order, which is that of the task."""
+    """Classes of a frame in the order of the task."""
     return list(dict.fromkeys(frame["class"]))
 
 
 def mean_curve(curves: pd.DataFrame) -> tuple[Floats, Floats]:
-    """A ROC curve (fpr, tpr); of several seeds their mean at right angles to the diagonal.
+    """A ROC curve (fpr, tpr); over several seeds their mean at right angles to the diagonal.
 
-    fpr + tpr always grows along a curve, and half the integral of tpr − fpr over it is the area
-    above the diagonal. So the curve of the mean tpr − fpr at each fpr + tpr has the mean area.
+    Along a curve fpr + tpr increases, and the integral of tpr − fpr over it is twice the area above
+    the diagonal. So averaging tpr − fpr at each fpr + tpr gives a curve with the mean area.
     """
     if curves["seed"].nunique() == 1:
         return curves["fpr"].to_numpy(float), curves["tpr"].to_numpy(float)
@@ -277,7 +277,7 @@ def _reliability_panel(
 
 
 def _counts(axes: Axes, rows: pd.DataFrame, technique: str, look: TechniqueLook) -> None:
-    """Records of each bin as steps, with gaps at empty bins."""
+    """Draw the records of each bin as steps, with gaps at empty bins."""
     counts = np.full(BINS, np.nan)
     counts[rows["place"]] = rows["count"]
     edges, heights = np.linspace(0, 1, BINS + 1), np.append(counts, counts[-1])
@@ -291,7 +291,7 @@ def _class_title(name: str, scores: pd.DataFrame) -> str:
 
 
 def _areas(scores: pd.DataFrame, classes: Sequence[str]) -> str:
-    """The lowest and highest area of classes with enough patients on both sides."""
+    """The lowest and highest area among classes with enough patients on both sides."""
     rows = scores[scores["class"].isin(list(classes))].dropna(subset=["value"])
     if rows.empty:
         return "no area under a curve is known"

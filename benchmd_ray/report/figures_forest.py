@@ -47,7 +47,7 @@ Draw = Callable[[FigureContext, tuple[SourceStudy, ...], bool, str], Drawn]
 
 
 def draw_forests(report: FigureContext) -> Iterator[Drawn]:
-    """Changes and gaps of all studies, with the most labels."""
+    """Changes and gaps of all studies, for the setting with the most labels."""
     for draw, topic in ((draw_changes, "change"), (draw_gaps, "gap")):
         for studies in report.together:
             yield draw(report, studies, False, report.name(topic, studies))
@@ -106,7 +106,7 @@ def draw_gaps(
 
 
 Parts = list[tuple[SourceStudy, str, pd.DataFrame]]
-"""Of each panel: its study, its heading, and its rows in their order, named in ``row``."""
+"""For each panel: study, heading, and ordered rows with their label in ``row``."""
 
 
 def _parts(
@@ -125,7 +125,7 @@ def _parts(
 
 
 def _named(study: SourceStudy, rows: pd.DataFrame, every: bool) -> pd.DataFrame:
-    """Rows by place and setting, with the label of their line in ``row``."""
+    """Rows by place and setting, with their label in ``row``."""
     rows_of_names, places = [], places_of(study, rows)
     for place in places:
         of_one = of_place(rows, place)
@@ -157,13 +157,13 @@ def _forest(
 
     Args:
         report: Analysis and looks.
-        parts: value, low, high, tested, differs, caution.
+        parts: Panels whose rows have value, low, high, tested, differs, caution.
         every: Whether settings are rows too.
-        name: Of the figure.
+        name: Name of the figure.
         what: What the differences are.
-        names: What those above and below zero are.
+        names: Words for differences above and below zero.
         axis: Label of the x axis.
-        said: Beginning of the caption.
+        said: Start of the caption.
         corrected: How p is corrected for the number of tests.
     """
     whole = pd.concat([rows for _, _, rows in parts], ignore_index=True)

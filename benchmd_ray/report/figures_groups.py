@@ -41,7 +41,7 @@ SECTION = "Subgroups"
 VARIABLES = ("age", "sex", "site", "device", "view")
 UNITS = {"age": "age (years)"}
 LARGEST = 12
-"""Groups of a variable that are drawn; the tables have all."""
+"""Most groups of a variable that are drawn; the tables have all."""
 TESTS = (
     "p: of the hypothesis that AUROC is equal in all groups (Welch's test). Letters, where it is "
     "below 0.05: groups of one technique that share no letter differ (after Holm's correction over "
@@ -49,16 +49,16 @@ TESTS = (
     "what else differs between groups."
 )
 WIDE = 5
-"""A variable of more groups takes a whole row."""
+"""Groups above which a variable takes a whole row."""
 
 
 def draw_differing_subgroups(report: FigureContext) -> Iterator[Drawn]:
-    """Places where a difference between groups survives correction: a panel for each variable."""
+    """Draw places where groups differ after correction: a panel for each variable."""
     yield from _draw_subgroups(report, differing=True)
 
 
 def draw_other_subgroups(report: FigureContext) -> Iterator[Drawn]:
-    """Places where none does."""
+    """Draw the places without such a difference."""
     yield from _draw_subgroups(report, differing=False)
 
 
@@ -76,7 +76,7 @@ def _draw_subgroups(report: FigureContext, *, differing: bool) -> Iterator[Drawn
 
 
 def _differ(groups: pd.DataFrame) -> bool:
-    """Whether a p is below the level after Bonferroni's correction over all."""
+    """Whether any p is below the level after Bonferroni's correction."""
     tests = groups.drop_duplicates(["variable", "technique"])["p"].dropna()
     return bool(len(tests)) and float(tests.min()) * len(tests) < LEVEL
 
@@ -116,7 +116,8 @@ def draw_groups(
         axes.set_yticks([tick for tick in axes.get_yticks() if bottom <= tick <= 1.0])
     technique_legend(figure, techniques, report.looks, extra=[chance_mark()])
     caption = joined(
-        f"Mean AUROC over the classes that a group can score, {how_drawn(report)}; n: patients.",
+        f"Mean AUROC over the classes that can be scored in the group, {how_drawn(report)}; n: "
+        "patients.",
         caveat(groups),
         TESTS,
         _excluded(excluded),
@@ -180,7 +181,7 @@ def _letter(
     at: Sequence[str],
     techniques: Sequence[str],
 ) -> int:
-    """Write the letters above the points; returns the most letters of a group."""
+    """Write the letters above the points, and return the largest number of letters of a group."""
     tallest = 0
     for technique in techniques:
         row_of_group = rows[rows["technique"] == technique].set_index("group")
@@ -236,7 +237,7 @@ def _short(p: float) -> str:
 
 
 def _finding(groups: pd.DataFrame, variables: Sequence[str]) -> str:
-    """For which variables, and for how many techniques, groups differ."""
+    """The variables whose groups differ, and for how many techniques."""
     tests = groups.drop_duplicates(["variable", "technique"])
     parts: list[str] = []
     none: list[str] = []

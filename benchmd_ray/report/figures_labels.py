@@ -45,7 +45,7 @@ LABELS = {
     "finetune-large": (8.0, "256"),
     "finetune-full": (10.0, "all"),
 }
-"""Place on the axis, the base-2 logarithm of labels per class, and its name; "all" stands apart."""
+"""Position on the axis (base-2 logarithm of labels per class) and name; "all" is set apart."""
 BREAK = 9.0
 BANDS = 6
 """Curves with bands, at most; of more, intervals are lines."""
@@ -54,7 +54,7 @@ Place = tuple[str, str]
 
 
 def draw_label_efficiency(report: FigureContext) -> Iterator[Drawn]:
-    """A panel for each study, on its first target or else its source."""
+    """A panel for each study on its first target; without targets, on its source."""
     for studies in report.together:
         panels = []
         for study in studies:
@@ -85,7 +85,7 @@ def draw_curves(
     parts = [(*at, of_place(_finetuned(report, at[0]), at[1])) for at in places]
     parts = [part for part in parts if part[2]["setting"].nunique() > 1]
     if not parts:
-        return Skipped(name, "fewer than two fine-tuning settings are there: nothing to join")
+        return Skipped(name, "fewer than two fine-tuning settings: nothing to connect")
     studies = list(dict.fromkeys(study for study, *_ in parts))
     scores = pd.concat([rows for *_, rows in parts])
     title = _finding(scores) if len(studies) > 1 else f"{studies[0].label}: {_finding(scores)}"
@@ -140,7 +140,7 @@ def _curves(
 
 
 def _finding(scores: pd.DataFrame) -> str:
-    """In how many curves the first and last interval do not overlap: a description, not a test."""
+    """Count the curves whose first and last intervals do not overlap: a description, not a test."""
     settings = [s for s in LABELS if s in set(scores["setting"])]
     span = f"from {LABELS[settings[0]][1]} to {LABELS[settings[-1]][1]} labels per class"
     curves = up = down = 0

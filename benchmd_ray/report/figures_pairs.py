@@ -48,9 +48,9 @@ MOST_COLUMNS = 3
 MOST_NUMBERS = 16
 """Rows of a matrix with numbers in its cells, at most."""
 FEW = 10
-"""Of a class with fewer positives the title speaks."""
+"""Positives below which the title mentions a class."""
 AT_LEAST = 0.02
-"""The colours span this difference of AUROC at least, so that noise does not glow."""
+"""Smallest range of the colours in AUROC, so that noise does not stand out."""
 
 
 def draw_pairs(report: FigureContext) -> Iterator[Drawn]:
@@ -162,7 +162,7 @@ def _matrix(axes: Axes, pairs: pd.DataFrame, spread: float) -> None:
 
 
 def _ink(share: float) -> str:
-    """Colour of text that is legible on the colour of a share of the scale, −1 to 1."""
+    """Legible text colour on the background for a position of the scale, −1 to 1."""
     red, green, blue, _ = colormaps[COLOURS]((share + 1) / 2)
     return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
 
@@ -190,8 +190,8 @@ def _tested(scores: pd.DataFrame) -> str:
     exchange = "by exchange of the two within patients"
     if several_seeds(scores):
         return (
-            f"{exchange} where both have one seed, else by Student's t over patients, and over "
-            "training seeds where both have the same"
+            f"{exchange} if both have one seed, otherwise by Student's t over patients, and over "
+            "training seeds if both have the same"
         )
     return exchange
 

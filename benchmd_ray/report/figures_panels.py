@@ -35,13 +35,13 @@ LETTERS_OF_NAME = 36
 COLUMNS = 2
 FAINT = "#D9D9D9"
 CHANCE = 0.5
-"""AUROC of scores that know nothing."""
+"""AUROC of random scores."""
 
 
 def grid(
     title: str, panels: int, *, columns: int = COLUMNS, row: float = 2.1, extra: float = 1.1
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with as many panels as asked for, in rows; heights in inches."""
+    """A figure with this many panels, in rows; heights in inches."""
     columns = min(columns, panels)
     rows = -(-panels // columns)
     figure = new_figure(title, rows * row + extra + title_height(title))
@@ -50,7 +50,7 @@ def grid(
 
 
 def title_height(title: str) -> float:
-    """Inches that a title takes."""
+    """Height of a title in inches."""
     return 0.2 * len(textwrap.wrap(title, int(WIDTH * LETTERS), break_on_hyphens=False))
 
 
@@ -69,7 +69,7 @@ def dodged(
     looks: Mapping[str, TechniqueLook],
     sideways: bool = False,
 ) -> None:
-    """Points with intervals, the techniques side by side at each place of an axis.
+    """Draw points with intervals, the techniques side by side at each place of an axis.
 
     Rough intervals are dotted.
 
@@ -79,9 +79,9 @@ def dodged(
             differs: points without a significant difference are hollow.
         at: Values of ``column`` at 0, 1, ….
         column: Column of the places.
-        techniques: All of the figure, so that each keeps its place.
-        looks: Of each technique.
-        sideways: Places are on the y axis, the first on top.
+        techniques: All techniques of the figure, so that each keeps its place.
+        looks: Look of each technique.
+        sideways: Whether places are on the y axis, the first on top.
     """
     bars = axes.hlines if sideways else axes.vlines
     for number, technique in enumerate(techniques):
@@ -169,7 +169,7 @@ def difference_limits(frame: pd.DataFrame) -> tuple[float, float]:
 
 
 def chance_line(axes: Axes) -> None:
-    """A line at the AUROC of scores that know nothing."""
+    """Draw a line at the AUROC of random scores."""
     axes.axhline(CHANCE, color="#666666", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
 
 
@@ -215,14 +215,16 @@ def technique_legend(
 
 
 def footer(figure: Figure, text: str) -> None:
-    """Text below the panels of a figure that is not laid out yet."""
+    """Add text below the panels, before the figure is laid out."""
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     lines = textwrap.wrap(text, int(figure.get_figwidth() * 1.4 * LETTERS))
     share = (0.06 + 0.14 * len(lines)) / figure.get_figheight()
     above = share
     for legend in figure.legends:
-        if legend.get_bbox_to_anchor().bounds == figure.bbox.bounds:  # it is at the lower edge
+        if (
+            legend.get_bbox_to_anchor().bounds == figure.bbox.bounds
+        ):  # the footer is at the lower edge
             above += legend.get_window_extent().height / figure.bbox.height + share
             legend.set_bbox_to_anchor((0.0, share, 1.0, 1.0 - share), figure.transFigure)
     left, bottom, width, height = engine.get()["rect"]

@@ -35,14 +35,16 @@ class Titled:
     """Stem of its files."""
     section: str
     title: str
-    """What it shows, with numbers; also drawn at the figure's top."""
+    """What it shows, with numbers; also drawn at the top."""
     caption: str
     """What the marks and intervals are, and how many patients, resamples and seeds."""
     figure: Figure
     folded: bool = False
     """Whether the page shows only its title until it is opened."""
     aggregate: bool = False
-    """Whether it shows nothing of a single record; no other figure is sent to W&B."""
+    """Whether it shows only aggregates, nothing of a single record; only such figures are sent to
+    W&B.
+    """
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,13 @@ class SourceStudy:
 
 @dataclass(frozen=True)
 class FigureContext:
-    """The analysis, and what all figures share."""
+    """The analysis and the settings that all figures share."""
 
     analysis: Analysis
     looks: Mapping[str, TechniqueLook]
     studies: tuple[SourceStudy, ...]
     resamples: int | None = None
-    """Of the patients, where it is known."""
+    """Resamples of the patients, if known."""
 
     @property
     def together(self) -> list[tuple[SourceStudy, ...]]:
@@ -97,16 +99,16 @@ class FigureContext:
         return [self.studies[start : start + TOGETHER] for start in starts]
 
     def name(self, topic: str, studies: tuple[SourceStudy, ...]) -> str:
-        """Stem of the files of a figure of these studies."""
+        """File stem of a figure of these studies."""
         groups = self.together
         return topic if len(groups) == 1 else f"{topic}-{groups.index(studies) + 1}"
 
     def detail(self, study: SourceStudy) -> str:
-        """The setting of figures that show only one: that with the most labels."""
+        """The setting with the most labels, for figures that show only one."""
         return min(settings_of(study.of(self.analysis.scores)), key=_by_labels)
 
     def not_drawn(self, studies: Sequence[SourceStudy]) -> str:
-        """A sentence that names the settings that `detail` skips; empty: none."""
+        """A sentence with the settings other than `detail`; empty if there are none."""
         others: dict[tuple[str, ...], list[str]] = {}
         for study in studies:
             settings, drawn = settings_of(study.of(self.analysis.scores)), self.detail(study)
@@ -129,7 +131,7 @@ def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[SourceStud
 
 
 def ordered(names: Iterable[str], order: Sequence[str]) -> list[str]:
-    """Distinct names, those of ``order`` first."""
+    """Distinct names, with those of ``order`` first."""
     present = set(names)
     return [name for name in order if name in present] + sorted(present - set(order))
 
@@ -162,7 +164,7 @@ def of_metric(frame: pd.DataFrame, metric: str = "auroc") -> pd.DataFrame:
 
 
 def in_distribution(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the source's own validation split, as in the paper; without one of its test split."""
+    """Rows of the source's validation split, as in the paper; without one, of its test split."""
     rows = frame[frame["dataset"] == frame["source"]]
     if rows.empty:
         return rows
@@ -177,7 +179,7 @@ def _of_source(splits: pd.Series) -> str:
 
 
 def on_targets(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the targets, of the split of each that its policy scores."""
+    """Rows of the targets, each on the split that its policy scores."""
     frame = frame[(frame["role"] == "target") & (frame["dataset"] != frame["source"])]
     if frame.empty:
         return frame
@@ -195,12 +197,12 @@ def on_targets(frame: pd.DataFrame) -> pd.DataFrame:
 def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
     """Mean over a study's targets for each setting and technique, with the columns `OVER_TARGETS`.
 
-    Targets are taken as if no patient were in two: with one seed, the distances from mean to
-    interval ends add in quadrature (square-and-add, Zou and Donner 2008, doi:10.1002/sim.3095).
-    Intervals over several seeds include their spread, which targets share; then the ends are
-    averaged: right for estimates that vary together, too wide for others. A technique that lacks
-    a target which another has in that setting is excluded. A mean is tested where all its targets
-    are, and differs from zero where its interval excludes zero.
+    Targets are assumed to share no patients: with one seed, the distances from the mean to the
+    interval ends are added in quadrature (Zou and Donner 2008, doi:10.1002/sim.3095). With several
+    seeds the intervals include the spread over seeds, which the targets share; then the interval
+    ends are averaged, which is right for estimates that vary together and too wide for others. A
+    technique that lacks a target of another technique in the same setting is excluded. A mean is
+    tested if all its targets are, and differs from zero if its interval excludes zero.
     """
     rows = []
     frame = on_targets(frame)
@@ -245,7 +247,7 @@ def of_setting(
 
 
 def place_label(study: SourceStudy, place: tuple[str, str]) -> str:
-    """Name of a dataset and split, and what it is to the study."""
+    """Name of a dataset and split, and its role in the study."""
     dataset, split = place
     if dataset == study.source:
         return f"{dataset} ({split}, {'in distribution' if split == 'validation' else 'source'})"
@@ -253,7 +255,7 @@ def place_label(study: SourceStudy, place: tuple[str, str]) -> str:
 
 
 def heading(study: SourceStudy, place: tuple[str, str]) -> str:
-    """A study and one of its datasets and splits, for titles."""
+    """Title of a study and one of its datasets and splits."""
     dataset, split = place
     if dataset == study.source:
         return f"{study.label} ({split}{', in distribution' * (split == 'validation')})"

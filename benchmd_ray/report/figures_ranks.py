@@ -44,7 +44,7 @@ from benchmd_ray.scores.stability import CriticalDifference, critical_difference
 SECTION = "Significance"
 CELL = ["dataset", "setting"]
 THREE = 3
-"""Techniques of which a diagram is worth its place; of two, the forest plot says it."""
+"""Techniques from which on a diagram is drawn; for two, the forest plot is enough."""
 DEPENDENT = (
     "Settings and targets of one source share its patients and its pretrained models, so the tests "
     "take one value of each source: the mean over its cells."
@@ -67,7 +67,7 @@ def draw_main_difference(report: FigureContext) -> Iterator[Drawn]:
 def draw_critical_differences(report: FigureContext, least: int = 0) -> Iterator[Drawn]:
     """Mean ranks over sources and (dataset × setting) cells, in distribution and on targets.
 
-    Only diagrams of ``least`` techniques or more that can show a difference, if it is given.
+    With ``least``, only diagrams of at least so many techniques that can show a difference.
     """
     chosen: dict[tuple[str, str], SourceStudy] = {}
     for study in report.studies:
@@ -86,7 +86,7 @@ def _of_tables(
     name: str,
     least: int,
 ) -> Iterator[Drawn]:
-    """A diagram of the techniques that most cells share, and one of all where a study has all."""
+    """Diagrams of the techniques that most cells share, and of all if a study has all."""
     techniques = {
         study: frozenset(table["technique"]) for study, table in tables.items() if len(table)
     }
@@ -104,7 +104,7 @@ def _of_tables(
 def _shared(
     tables: Mapping[SourceStudy, pd.DataFrame], techniques: Mapping[SourceStudy, frozenset[str]]
 ) -> frozenset[str]:
-    """Techniques that two studies share; of all pairs of studies, those with most cells."""
+    """Techniques that two studies share, for the pair of studies with the most cells."""
     sets = {a & b for a in techniques.values() for b in techniques.values() if len(a & b) > 1}
 
     def size(names: frozenset[str]) -> tuple[int, int, list[str]]:
@@ -122,7 +122,7 @@ def draw_critical_difference(
     name: str,
     least: int = 0,
 ) -> Drawn:
-    """A critical-difference diagram of ``names`` over each study's mean AUROCs (``tables``)."""
+    """Draw a critical-difference diagram of ``names`` by each study's mean AUROCs (``tables``)."""
     if len(names) < least:
         return Skipped(name, f"fewer than {least} techniques are on the same cells {at}")
     parts = {
@@ -158,7 +158,7 @@ def draw_critical_difference(
 
 
 def diagram(axes: Axes, result: CriticalDifference, looks: Mapping[str, TechniqueLook]) -> None:
-    """The axis of ranks, techniques at its sides, bars over cliques."""
+    """Draw the axis of ranks with techniques at its sides and bars over cliques."""
     count = len(result.names)
     left = (count + 1) // 2
     bars = 0.35 * len(result.cliques)

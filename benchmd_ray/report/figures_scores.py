@@ -59,7 +59,7 @@ def draw_auroc(report: FigureContext, studies: tuple[SourceStudy, ...]) -> Drawn
     halves = _halves(scores, studies, report)
     whole = _stacked(halves)
     if whole["value"].dropna().empty:
-        return Skipped(name, "no AUROC of a source's validation split or of a target is there")
+        return Skipped(name, "there is no AUROC on a source's validation split or on a target")
     title = _auroc_title(whole)
     figure, rows = _draw_halves(title, halves, scores, report)
     for panels, (_, *both) in zip(rows, halves, strict=True):
@@ -89,7 +89,7 @@ def _one_seed(report: FigureContext) -> bool:
 
 
 def _halves(frame: pd.DataFrame, studies: tuple[SourceStudy, ...], report: FigureContext) -> Halves:
-    """Each study's rows in distribution and its mean over targets."""
+    """The rows of each study in distribution, and its mean over targets."""
     if frame.empty:
         return []
     halves = [
@@ -120,7 +120,7 @@ def _stacked(halves: Halves) -> pd.DataFrame:
 
 
 def _short(study: SourceStudy, halves: Halves) -> str:
-    """The modality, or the study where several are of that modality."""
+    """The modality, or the study if several have that modality."""
     same = [other for other, *_ in halves if other.modality == study.modality]
     return study.modality if len(same) == 1 else study.label
 
@@ -140,7 +140,9 @@ def _draw_halves(
             f"{study.label}: {_split_of(both[0])}",
             f"{_short(study, halves)}: {_mean_of(targets)}",
         )
-        halves_shown = list(zip(both, labels, strict=True))[:columns]  # without targets one
+        halves_shown = list(zip(both, labels, strict=True))[
+            :columns
+        ]  # a single panel without targets
         for axes, (part, label) in zip(rows[number], halves_shown, strict=True):
             dodged(
                 axes, part, at=settings, column="setting", techniques=techniques, looks=report.looks
@@ -162,7 +164,7 @@ def _mean_of(targets: list[str]) -> str:
 
 
 def _auroc_title(whole: pd.DataFrame) -> str:
-    """The highest AUROC of each half, without a claim that it differs from the next."""
+    """A title with the highest AUROC of each half, which need not differ from the next."""
     parts = []
     for half, at in ((1, "on targets"), (0, "in distribution")):
         rows = whole[whole["half"] == half].dropna(subset=["value"])

@@ -41,29 +41,29 @@ START: dict[str, Any] = {
 ENOUGH = 10
 """Trials with a value that a contour needs."""
 FINE = 150
-"""Points of a contour's grid along each axis."""
+"""Grid points of a contour along each axis."""
 COLOURS = "viridis"
 PANEL_ROW = 2.0
 PANEL_LETTERS = 36
-"""Letters of a choice's values that stand side by side below a panel; more are slanted."""
+"""Letters of a choice's values that fit side by side below a panel; longer labels are slanted."""
 SIDE_BY_SIDE = 10
-"""Settings of parallel coordinates whose names stand on one line; of more, on two in turn."""
+"""Most settings of parallel coordinates with names on one line; with more they alternate on two."""
 
 
 def scored(record: SearchRecord) -> pd.DataFrame:
-    """Trials of a search with a value; none while it has no result."""
+    """Trials of a search with a value; none while the search has no result."""
     trials = record.trials
     chosen = trials["value"].notna() & (record.result is not None)
     return trials[chosen].reset_index(drop=True)
 
 
 def chosen_of(record: SearchRecord, done: pd.DataFrame) -> pd.DataFrame:
-    """The row of the trial that replaced the start; empty where the start is kept."""
+    """The row of the trial that replaced the start; empty if the start is kept."""
     return done[(done["number"] == record.best) & (done["number"] > 0)]
 
 
 def inner(record: SearchRecord) -> str:
-    """What trials are scored by, such as ``inner AUROC``."""
+    """Name of the trials' score, such as ``inner AUROC``."""
     return f"inner {record.objectives[0].upper()}"
 
 
@@ -75,7 +75,7 @@ def heading(record: SearchRecord) -> str:
 
 
 def varied(record: SearchRecord, done: pd.DataFrame) -> list[str]:
-    """Settings of which trials with a value have several values."""
+    """Settings that vary between the trials with a value."""
     return [name for name in record.space if done[name].nunique() > 1]
 
 
@@ -106,7 +106,7 @@ def mark_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
 
 
 def draw_slices(record: SearchRecord) -> Drawn:
-    """The score against each setting by itself."""
+    """Draw the score against each setting separately."""
     name, done = f"slice-{record.name}", scored(record)
     if done.empty:
         return Skipped(name, NO_VALUE.format(record.name))
@@ -134,21 +134,21 @@ def draw_slices(record: SearchRecord) -> Drawn:
     mark_legend(figure, _looks(record))
     caption = (
         "Each point is a trial with a value, darker the later it was; other settings differ too. "
-        "A trial in which a setting had no part is not in its panel. Points of one choice are "
-        "spread sideways so that none hides another. Logarithmic axes where the search draws on "
-        "a logarithmic scale."
+        "A trial that did not use a setting is not in its panel. Points of one choice are jittered "
+        "so that none hides another. Axes are logarithmic where the search samples on a "
+        "logarithmic scale."
     )
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def draw_contour(record: SearchRecord) -> Drawn:
-    """The score over the two most important settings that are numbers."""
+    """Draw the score over the two most important numeric settings."""
     name, done = f"contour-{record.name}", scored(record)
     numeric = [key for key in record.space if record.space[key]["kind"] in NUMERIC]
     ordered = [key for key in record.importance if key in numeric]
     pair = ordered[:2]
     if len(pair) < 2:
-        why = record.importance_reason if not record.importance else "fewer than two are numbers"
+        why = record.importance_reason if not record.importance else "fewer than two are numeric"
         return Skipped(name, f"{record.name}, contour of the two most important settings: {why}")
     done = done.dropna(subset=pair)
     if len(done) < ENOUGH:
@@ -183,14 +183,14 @@ def draw_contour(record: SearchRecord) -> Drawn:
     figure.colorbar(drawn, ax=axes, label=inner(record), format="%.3f")
     mark_legend(figure, _looks(record))
     caption = (
-        f"Values of {len(done)} trials, interpolated linearly; nothing is drawn outside of them. "
-        "The other settings differ between the trials, which shows as roughness."
+        f"Values of {len(done)} trials, interpolated linearly and not extrapolated. The other "
+        f"settings differ between the trials, so the surface is rough."
     )
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def draw_parallel(record: SearchRecord) -> Drawn:
-    """Every trial with a value as a line over all settings, coloured by its score."""
+    """Draw every trial with a value as a line over all settings, coloured by its score."""
     name, done = f"parallel-{record.name}", scored(record)
     if done.empty:
         return Skipped(name, NO_VALUE.format(record.name))
@@ -220,9 +220,10 @@ def draw_parallel(record: SearchRecord) -> Drawn:
     bar = ScalarMappable(shades, COLOURS)
     figure.colorbar(bar, ax=axes, label=inner(record), pad=0.06, format="%.3f")
     caption = (
-        "A line is a trial with a value; dashed the settings that the search started from. At each "
-        "setting its range, logarithmic where the search draws so; a line is broken where a "
-        "setting had no part. The higher the value, the brighter, and drawn above the others."
+        "Each line is a trial with a value; dashed: the settings that the search started from. "
+        "Each axis shows the range of its setting, logarithmic where the search samples so; a line "
+        "is interrupted where the trial did not use a setting. Lines of higher value are brighter "
+        "and on top."
     )
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
@@ -246,7 +247,7 @@ TRIALS: dict[str, Any] = {
 
 
 def positions(column: pd.Series, about: Mapping[str, Any]) -> tuple[Floats, list[str]]:
-    """Places of values on an axis, and the names of a choice's places."""
+    """Positions of values on an axis, and the tick labels of a choice."""
     if about["kind"] in NUMERIC:
         return column.to_numpy(float), []
     names = [str(value) for value in about["values"]]
@@ -255,9 +256,10 @@ def positions(column: pd.Series, about: Mapping[str, Any]) -> tuple[Floats, list
 
 
 def _choice(value: Any, values: Sequence[Any]) -> float:
-    """Place of a value among the choices; NaN where the setting had no part.
+    """Index of a value among the choices; NaN if the trial did not use the setting.
 
-    Compared as text too: a column of mixed types is text, one of integers with gaps is real.
+    Values are also compared as text: a column of mixed types is text, and integers with gaps become
+    floats.
     """
     if pd.isna(value):
         return float("nan")
@@ -293,7 +295,7 @@ def _setting_axis(
 
 
 def _ends(values: Any, about: Mapping[str, Any]) -> tuple[float, float]:
-    """Range of a setting and of all values: a search may start outside of its space."""
+    """Range of a setting extended to all values: a search may start outside of its space."""
     numbers = [float(value) for value in values if not np.isnan(value)]
     return min([about["low"], *numbers]), max([about["high"], *numbers])
 
@@ -317,7 +319,7 @@ def _scaled(values: Any, about: Mapping[str, Any]) -> Floats:
 def _surface(
     record: SearchRecord, pair: Sequence[str], done: pd.DataFrame
 ) -> tuple[Floats, Floats, Any] | None:
-    """Grids (x, y) and interpolated score; None where trials do not spread over both settings."""
+    """Grids (x, y) and the interpolated score; None if the trials do not vary in both settings."""
     units = []
     for key in pair:
         scaled = _scaled(done[key], record.space[key])
@@ -390,7 +392,7 @@ def _coordinates(
 
 
 def _broken(name: str) -> str:
-    """A long name on several lines."""
+    """Break a long name into several lines."""
     return name if len(name) < 11 else name.replace(".", ".\n").replace("_", "_\n", 1)
 
 

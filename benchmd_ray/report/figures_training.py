@@ -35,14 +35,14 @@ from benchmd_ray.report.protocols import APART
 
 SECTION = "Training"
 POINTS = 50
-"""Most epochs of a curve that are drawn."""
+"""Most epochs drawn in a curve."""
 SCORES = {"validation_auroc": "validation AUROC", "validation_dsc": "validation DSC"}
-"""By which an epoch is kept."""
+"""The metrics that select the best epoch."""
 NAMES = {"loss": "loss", **SCORES}
 
 
 def draw_training(report: FigureContext) -> Iterator[Drawn]:
-    """Pretraining of each source, then transfers of each study."""
+    """Draw the pretraining of each source, then the transfers of each study."""
     frame = _placed(report)
     pretraining = frame[(frame["kind"] == "pretrain") & (frame["name"] == "loss")]
     for study in studies(pretraining, report.analysis.modalities):
@@ -56,7 +56,7 @@ def draw_training(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_pretraining(report: FigureContext, study: SourceStudy, frame: pd.DataFrame) -> Drawn:
-    """Loss of each technique on its own axis, as their losses cannot be compared."""
+    """Draw the loss of each technique on a separate axis, as losses cannot be compared."""
     techniques = techniques_of(frame)
     title = f"{study.label}: pretraining loss, first to last report: {_from_to(frame)}"
     figure, panels = grid(title, len(techniques), columns=3, row=2.2, extra=0.3)
@@ -92,7 +92,7 @@ def draw_transfer(report: FigureContext, study: SourceStudy, frame: pd.DataFrame
             _lines(axes, here, techniques, report)
             axes.grid(axis="y", color=FAINT, linewidth=0.5)
             axes.tick_params(labelsize=SMALL)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # of epochs
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # epochs
         row[0].set_ylabel(NAMES[name])
     for column, setting in enumerate(settings):
         panels[0][column].set_title(SETTING_LABELS.get(setting, setting), fontsize=8)
@@ -101,11 +101,11 @@ def draw_transfer(report: FigureContext, study: SourceStudy, frame: pd.DataFrame
     caption = joined(
         f"{_runs(frame).capitalize()}. Lines: mean over the seeds of each epoch; bands: their "
         "lowest and highest, no interval.",
-        f"Of more than {POINTS} epochs some are drawn, evenly spread."
+        f"With more than {POINTS} epochs, an evenly spaced subset is drawn."
         if int(frame["done"].nunique()) > POINTS
         else "",
-        "The epoch of the highest validation AUROC (DSC of masks) is the one that is scored, so "
-        "that this value is a little too high.",
+        "The epoch of the highest validation AUROC (DSC of masks) is scored, so this value is "
+        "slightly too high.",
     )
     return Titled(f"training-{study.slug}", SECTION, title, caption, figure, aggregate=True)
 
@@ -141,7 +141,7 @@ def _lines(
 
 
 def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
-    """At most `POINTS` evenly spread rows, the last one included."""
+    """At most `POINTS` evenly spaced rows, including the last one."""
     step = -(-len(curve) // POINTS)
     return curve.iloc[(len(curve) - 1) % step :: step]
 
@@ -160,7 +160,7 @@ def _from_to(frame: pd.DataFrame) -> str:
 
 
 def _peaks(frame: pd.DataFrame) -> str:
-    """How many runs had their best epoch last and might gain from more epochs."""
+    """Count the runs whose best epoch is the last one, which might gain from more epochs."""
     rows = frame[frame["name"].isin(list(SCORES))].sort_values("done")
     if rows.empty:
         return "training loss; no validation AUROC was reported"

@@ -1,4 +1,4 @@
-"""Figures of section "Tuning": what the trials of each search scored, and what they cost."""
+"""Figures of section "Tuning": scores and cost of the trials of each search."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Stroke = Literal["-", "--", ":"]
 
 
 def draw_searches(report: FigureContext) -> Iterator[Drawn]:
-    """What each search tried, chose and found important; cost where it is an objective."""
+    """Draw what each search tried, chose and found important; cost if it is an objective."""
     for record in report.analysis.records:
         yield draw_history(record)
         if record.choosing == "confirmed":
@@ -52,7 +52,7 @@ def draw_searches(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_settings(report: FigureContext) -> Iterator[Drawn]:
-    """Scores of each search against its settings, and the learning curves of its trials."""
+    """Draw the scores of each search against its settings, and its trials' learning curves."""
     for record in report.analysis.records:
         yield draw_slices(record)
         yield draw_contour(record)
@@ -61,7 +61,7 @@ def draw_settings(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_history(record: SearchRecord) -> Drawn:
-    """The value of each trial in order, by number of evaluations."""
+    """Draw the value of each trial in order, by number of evaluations."""
     name, done = f"history-{record.name}", scored(record)
     if done.empty:
         return Skipped(name, NO_VALUE.format(record.name))
@@ -90,7 +90,11 @@ def draw_history(record: SearchRecord) -> Drawn:
     handles += _start_mark(axes, done, "number")
     top = chosen_of(record, done)
     if len(top):
-        look = {**CHOSEN, "markerfacecolor": "none", "markersize": 15.0}  # its fill is to be seen
+        look = {
+            **CHOSEN,
+            "markerfacecolor": "none",
+            "markersize": 15.0,
+        }  # so that its fill is visible
         axes.plot(top["number"], top["value"], label="chosen", **look)
         handles.append(Line2D([], [], label="chosen", **CHOSEN))
     axes.set_xlabel("trial")
@@ -106,7 +110,7 @@ def draw_history(record: SearchRecord) -> Drawn:
         "start's own mean; the dotted line is the start's value."
         if len(bars)
         else "",
-        "Of trials that were stopped within their first evaluation, the last score."
+        "For trials stopped within their first evaluation, the last score is shown."
         if len(lost)
         else "",
         f"Failed trials, at the lower edge: {'; '.join(reasons)}." if reasons else "",
@@ -117,7 +121,7 @@ def draw_history(record: SearchRecord) -> Drawn:
 def _by_evaluations(
     record: SearchRecord, done: pd.DataFrame
 ) -> list[tuple[str, pd.DataFrame, str]]:
-    """Label, trials and fill of those evaluated once, more often, and completely."""
+    """Label, rows and fill of the trials evaluated once, several times, and completely."""
     count, every = done["evaluations"], record.evaluations
     groups = [
         ("1 evaluation", (count == 1) & (count < every), "white"),
@@ -128,7 +132,7 @@ def _by_evaluations(
 
 
 def draw_finalists(record: SearchRecord) -> Drawn:
-    """Fresh evaluations of the best trials against the start, which the search chose by."""
+    """Draw the fresh evaluations of the best trials against the start, which decide the choice."""
     name = f"finalists-{record.name}"
     if not record.finalists:
         return Skipped(name, f"{record.name}: no trial was evaluated again against the start")
@@ -162,7 +166,7 @@ def draw_finalists(record: SearchRecord) -> Drawn:
 
 
 def draw_importance(record: SearchRecord) -> Drawn:
-    """Share of the variation between trials that each setting explains."""
+    """Draw the share of the variation between trials that each setting explains."""
     name = f"importance-{record.name}"
     importance = record.importance
     if not importance:
@@ -181,15 +185,15 @@ def draw_importance(record: SearchRecord) -> Drawn:
     axes.set_xlabel("importance")
     trials = len(scored(record))
     caption = (
-        f"Share of the variation of the value between {trials} trials that each setting "
-        "explains, as far as these trials tell; all settings together 1. With few trials it is "
-        "rough."
+        f"Share of the variation of the value between {trials} trials that each setting explains, "
+        f"estimated from these trials; the shares of all settings add up to 1. With few trials it "
+        f"is rough."
     )
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def draw_curves(record: SearchRecord) -> Drawn:
-    """The score of every trial within its first evaluation, and where it was stopped."""
+    """Draw the score of every trial during its first evaluation, and where it was stopped."""
     name = f"curves-{record.name}"
     trials = record.trials[record.trials["curve"].map(len) > 0]
     if trials.empty:
@@ -216,7 +220,7 @@ def draw_curves(record: SearchRecord) -> Drawn:
         if how != "evaluated":
             marker = "v" if how == "stopped" else "x"
             axes.plot(steps[-1], values[-1], marker, color=colour, markersize=4.5, label="_end")
-    handles = [_line("went to the end", BLUE)]
+    handles = [_line("completed", BLUE)]
     if stopped:
         handles.append(_line("stopped", ORANGE, "v"))
     if set(trials["how"]) - set(looks):
@@ -237,7 +241,7 @@ def draw_curves(record: SearchRecord) -> Drawn:
 
 
 def draw_front(record: SearchRecord) -> Drawn:
-    """Cost against quality, with the Pareto front."""
+    """Draw cost against quality, with the Pareto front."""
     name, done = f"front-{record.name}", scored(record)
     done = done[done["state"] == "complete"]
     if done.empty:
@@ -266,14 +270,14 @@ def draw_front(record: SearchRecord) -> Drawn:
     axes.grid(axis="y", color=FAINT, linewidth=0.5)
     mark_legend(figure, handles)
     caption = joined(
-        "On the front are the trials that no other one beats in both value and device hours.",
+        "On the front are the trials that no other trial beats in both value and device hours.",
         _values(record),
     )
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def _choice(record: SearchRecord) -> str:
-    """What a search chose, and by which numbers."""
+    """The choice of a search and the numbers behind it."""
     best, decision, score = record.best, record.decision, inner(record)
     if record.choosing == "highest":
         if best == 0:
@@ -294,7 +298,7 @@ def _values(record: SearchRecord) -> str:
     high = " The highest of many is too high." if record.choosing == "highest" else ""
     return (
         "A value is the mean score of a trial's evaluations on the search's validation records, "
-        f"which are scored for no result, made comparable with the start's.{high}"
+        f"which are used for no result, adjusted to be comparable with the start's.{high}"
     )
 
 
@@ -324,7 +328,7 @@ def _highlighted(axes: Axes, record: SearchRecord, trials: pd.DataFrame) -> list
 
 
 def _single(steps: Sequence[int]) -> str:
-    """Marker that makes a line of a single point visible."""
+    """Marker that makes a single-point line visible."""
     return "." if len(steps) == 1 else ""
 
 
@@ -335,7 +339,7 @@ def _unit(record: SearchRecord) -> str:
 
 
 def _hours(row: pd.Series) -> str:
-    """Device hours of a trial, or seconds."""
+    """Device hours of a trial as text, or seconds if short."""
     hours = float(row["device_hours"])
     return f"{3600 * hours:,.0f} s" if hours < 0.1 else f"{hours:.2g} h"
 

@@ -1,7 +1,7 @@
 """Sentences of the report's figures.
 
-A difference is called shown when its test is significant, else not shown, whatever its size, or
-not tested with too few patients.
+A difference is called "shown" if its test is significant and "not shown" otherwise, whatever its
+size; with too few patients it is "not tested".
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ GLUE = "\u00a0"
 """A space at which no line is broken."""
 INTERVAL = f"95 % interval by Student's t from a {BOOTSTRAP}"
 ROUGH = (
-    "Dotted intervals are rough, of a class with fewer than 10 patients on its rarer side; values "
-    "without an interval rest on too few patients for one."
+    "Dotted intervals are rough: a class has fewer than 10 patients on its rarer side. Values "
+    "without an interval rest on too few patients."
 )
 
 
@@ -38,7 +38,7 @@ def signed(value: float) -> str:
 
 
 def _rounded(value: float) -> float:
-    return round(value, 3) + 0.0  # no −0.000
+    return round(value, 3) + 0.0  # avoids −0.000
 
 
 def spanned(value: float, low: float, high: float, write: Callable[[float], str] = plain) -> str:
@@ -56,24 +56,24 @@ def p_value(p: float) -> str:
 
 
 def judged(frame: pd.DataFrame, p: str = "p") -> pd.DataFrame:
-    """Differences with whether they were tested and whether the test shows them."""
+    """Differences with the columns ``tested`` and ``differs``."""
     return frame.assign(tested=frame[p].notna(), differs=frame[p] < LEVEL)
 
 
 def where(row: pd.Series) -> str:
-    """What a row is about, from the columns that it has."""
+    """What a row is about: its dataset, technique and setting, as far as it has them."""
     columns = ("technique", "dataset" if "dataset" in row.index else "modality", "setting")
     return ", ".join(str(row[c]) for c in columns if c in row.index)
 
 
 def differences(frame: pd.DataFrame, what: str, up: str, down: str) -> str:
-    """How many differences are shown, and the largest of them.
+    """Sentence on how many differences are shown, and the largest of them.
 
     Args:
         frame: value, low, high, tested, differs (`judged`), and the columns that `where` names.
         what: What the differences are, such as ``Change over scratch on targets``.
-        up: What positive ones are, such as ``gains``.
-        down: What negative ones are.
+        up: Name of positive differences, such as ``gains``.
+        down: Name of negative differences.
     """
     usable = frame.dropna(subset="value")
     tested = usable[usable["tested"]]
@@ -96,7 +96,7 @@ def _largest(frame: pd.DataFrame) -> pd.Series:
 
 
 def by_chance(tests: int) -> str:
-    """How many of so many tests are expected to be significant by chance."""
+    """Sentence on how many of several tests are expected to be significant by chance."""
     if tests < 2:
         return ""
     return (
@@ -106,13 +106,13 @@ def by_chance(tests: int) -> str:
 
 
 def caveat(frame: pd.DataFrame) -> str:
-    """What dotted and missing intervals mean, where a figure has any."""
+    """What dotted and missing intervals mean, if a figure has any."""
     rough = frame["low"].isna() | frame["caution"].astype(str).str.contains("rough interval")
     return ROUGH if rough.any() else ""
 
 
 def how_drawn(report: FigureContext) -> str:
-    """What the intervals are, the number of resamples, and whether they cover seeds."""
+    """The kind of interval, the number of resamples, and whether seeds are covered."""
     drawn = f"{INTERVAL} ({report.resamples:,} resamples)" if report.resamples else INTERVAL
     if several_seeds(report.analysis.scores):
         return f"{drawn}, widened to cover training seeds too"
@@ -142,13 +142,13 @@ def seeds(scores: pd.DataFrame) -> str:
     """How many training seeds a point stands for."""
     least, most = int(scores["seeds"].min()), int(scores["seeds"].max())
     if least == most == 1:
-        return "One training seed: the intervals say nothing about another."
+        return "One training seed: the intervals do not cover variation between seeds."
     count = f"{most}" if least == most else f"{least} to {most}"
     return f"Means over {count} training seeds."
 
 
 def joined(*sentences: str) -> str:
-    """A caption of its non-empty sentences."""
+    """Join the non-empty sentences of a caption."""
     return " ".join(sentence for sentence in sentences if sentence)
 
 

@@ -1,4 +1,4 @@
-"""A frame as aligned text, as Markdown, as LaTeX and as CSV."""
+"""A frame as aligned text, Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ LATEX = {
     "“": "``",
     "”": "''",
 }
-"""What stands for characters that LaTeX reads in another way or has in no font."""
+"""Replacements of characters that are special in LaTeX or missing from its fonts."""
 
 
 NUMBER = re.compile(r"–|(\*\*)?[<+−-]?[\d,]*\.?\d+(e-?\d+)?( \[.*\])?( \(no interval\))?(\*\*| ≈)?")
-"""A cell of a column of numbers, some of them marked."""
+"""A cell with a number, perhaps with an interval or a mark."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection")."""
+"""First characters that a spreadsheet takes for a formula (OWASP, "CSV Injection")."""
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """A frame as CSV with a header, of which a spreadsheet executes nothing.
+    """A frame as CSV with a header, safe to open in a spreadsheet.
 
-    A text that begins like a formula gets a leading apostrophe, and all texts are quoted, so that
-    no other separator or line end within them begins a cell. Numbers stay numbers.
+    A text that starts like a formula gets a leading apostrophe. All texts are quoted, so that no
+    separator or line end within them starts a new cell. Numbers stay numbers.
     """
     safe = frame.map(_inert).rename(columns=_inert)
     return str(safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC))
@@ -64,7 +64,7 @@ def _inert(cell: object) -> object:
 
 
 def aligned(frame: pd.DataFrame) -> list[str]:
-    """The lines of a frame for a terminal, columns of numbers to the right."""
+    """The lines of a frame for a terminal, with numbers right-aligned."""
     rows = [[*map(visible, row)] for row in _rows(frame)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     right = _right(frame)
@@ -78,14 +78,14 @@ def aligned(frame: pd.DataFrame) -> list[str]:
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """A frame as a Markdown table, columns of numbers to the right."""
+    """A frame as a Markdown table, with numbers right-aligned."""
     head, *rows = ([_plain(v) for v in row] for row in _rows(frame))
     marks = ["---:" if right else "---" for right in _right(frame)]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, marks, *rows))
 
 
 def _plain(cell: str) -> str:
-    """A cell that Markdown reads as text only."""
+    """A cell escaped for Markdown."""
     return re.sub("<(?=[A-Za-z/!?])", "&lt;", " ".join(cell.split()).replace("|", "\\|"))
 
 
@@ -120,5 +120,5 @@ def _rows(frame: pd.DataFrame) -> list[list[str]]:
 
 
 def _right(frame: pd.DataFrame) -> list[bool]:
-    """Whether each column has only numbers, with or without intervals, or dashes."""
+    """Whether each column is right-aligned: only numbers, with or without intervals, and dashes."""
     return [all(NUMBER.fullmatch(str(v)) for v in frame.iloc[:, i]) for i in range(frame.shape[1])]

@@ -26,7 +26,7 @@ PLACE = ("modality", "source", "dataset", "role", "split", "policy", "labels")
 """Where rows are compared: ``labels`` is how many were trained on, whatever the transfer's mode."""
 OF_RUN = ("modality", "source", "technique", "setting")
 BOOTSTRAP = "bootstrap over patients"
-"""What intervals and p rest on, in the words of all tables, figures and notes."""
+"""How tables, figures and notes describe the bootstrap."""
 
 
 def _text(*names: str) -> dict[str, str]:
@@ -171,13 +171,13 @@ been chosen, and without these the values of the trials; ``difference`` to the s
 the chosen trial, or of the finalist with the largest where the start is kept.
 """
 TUNING = ("searches", "tuned")
-"""Frames that are empty where nothing was searched."""
+"""Frames that are empty without a search."""
 VERSIONS = tuple(FRAMES["ran"])[-6:]
-"""Columns of ``ran`` with the version of a package."""
+"""Columns of ``ran`` with versions of packages."""
 
 
 def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """The named frame with these rows, each of which has all its columns."""
+    """The named frame with these rows, which must have all its columns."""
     columns, records = FRAMES[name], list(rows)
     return pd.DataFrame(
         {
@@ -244,12 +244,12 @@ def with_mark(name: str, protocol: str) -> str:
 
 
 def rank_of(names: Sequence[str], name: str) -> tuple[int, str]:
-    """Sort key of a name: the ones of ``names`` first, in their order."""
+    """Sort key of a name: first ``names`` in their order, then all others."""
     return (names.index(name) if name in names else len(names), name)
 
 
 def place(key: Mapping[str, str]) -> tuple[object, ...]:
-    """Sorts results by their key (`frames.KEY`) in the order in which they are shown."""
+    """Sort key of a result by `KEY`, for the order of display."""
     return (
         key["modality"],
         key["source"],
@@ -264,7 +264,7 @@ def place(key: Mapping[str, str]) -> tuple[object, ...]:
 
 
 def dataset_text(source: str, dataset: str, role: str, split: str) -> str:
-    """A dataset; of a source with its split, and whether it is another than the run's own."""
+    """Text for a dataset; a source with its split, and whether it is another one than the run's."""
     if role == "target":
         return dataset
     return f"{dataset} ({split}{'' if dataset == source else ', another source'})"

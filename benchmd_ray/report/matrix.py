@@ -69,17 +69,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """All cells by method and dataset, with each method's mean gap and rank."""
+    """Cells by method and dataset, with each method's mean gap and rank."""
 
     cells: Mapping[tuple[What, Where], Cell]
     gaps: Mapping[tuple[What, Group], float]
     """In distribution minus target, mean over the targets."""
     ranks: Mapping[tuple[What, Group], float]
-    """Mean rank over the targets, or over all datasets where there is none; 1 is the best."""
+    """Mean rank over the targets, or without targets over all datasets; 1 is the best."""
     provenance: Mapping[Where, str]
-    """What the results of a column were trained and scored on, see `data.provenance`."""
+    """Provenance of a column's training and scored data, see `data.provenance`."""
     warning: str = ""
-    """What a reader must not miss."""
+    """Warning shown prominently."""
 
     @cached_property
     def groups(self) -> dict[Group, list[Where]]:
@@ -188,7 +188,7 @@ def _met(name: str, other: str, pairs: Mapping[frozenset[str], float]) -> bool:
 
 
 def _gaps(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
-    """Mean gap of methods that have one for each of their targets."""
+    """Mean gap of the methods that have a gap for each of their targets."""
     gaps = analysis.gaps[analysis.gaps["metric"] == "auroc"]
     for key, rows in gaps.groupby([*METHOD, *WHERE[:3]], sort=False):
         values = rows["gap"].to_numpy(float)
@@ -218,7 +218,7 @@ def _split(key: Any) -> tuple[What, Group]:
     return (setting, protocol, technique), (modality, source, policy)
 
 
-# --- as people read it -----------------------------------------------------------------------
+# --- as text -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -226,19 +226,19 @@ class CellText:
     text: str
     mark: Mark = ""
     cell: Cell | None = None
-    """None of a sum, and where there is nothing."""
+    """The cell; None for a summary or an empty cell."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """Heads and cells of a matrix as texts."""
+    """Headers and cells of a matrix as texts."""
 
     heads: list[str]
     groups: list[tuple[str, int]]
-    """Modalities, and how many columns each has."""
+    """Modalities with their number of columns."""
     rows: list[tuple[What, list[CellText]]]
     sums: list[str]
-    """Which sums there are."""
+    """Names of the summary columns."""
     warning: str
 
 
@@ -290,7 +290,7 @@ SUMMED = {
 
 
 def caption_of(text: Written) -> str:
-    """What the cells are, and the sums that there are."""
+    """Caption on the cells and the summary columns."""
     marked = any(cell.mark for _, cells in text.rows for cell in cells)
     sums = [SUMMED[name] for name in text.sums]
     sentences = [CAPTION, MARKED if marked else "", *sums, text.warning]
@@ -379,7 +379,7 @@ def matrix_html(matrix: Matrix) -> Markup:
 
 
 def _about(shown_cell: CellText) -> str:
-    """Interval and seeds of a cell; empty for published numbers."""
+    """Tooltip with interval and seeds of a cell; empty for published numbers."""
     cell = shown_cell.cell
     if cell is None or not cell.seeds:
         return ""

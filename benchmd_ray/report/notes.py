@@ -1,4 +1,4 @@
-"""Notes for readers of results: how they were computed, and their limits."""
+"""Notes for readers on how results were computed, and on their limits."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def notes(rows: pd.DataFrame) -> list[str]:
         )
     if (is_source & (aurocs["dataset"] != aurocs["source"])).any():
         lines.append(
-            "another source: scored zero-shot like a target, by a run trained on the source named "
-            "on the left."
+            "another source: scored zero-shot, like a target, by a run trained on the source in "
+            "the same row."
         )
     lines += [
         f"{name}: the records of the table are {scored}."
@@ -82,7 +82,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
 
 
 def synthetic(rows: pd.DataFrame) -> str:
-    """A sentence on results that were trained or scored on synthetic data; empty: none."""
+    """A sentence on results trained or scored on synthetic data; empty if there are none."""
     drawn = rows["provenance"] == "synthetic"
     if not drawn.any():
         return ""
@@ -102,12 +102,12 @@ def _notes_on_seeds(rows: pd.DataFrame) -> list[str]:
     return [
         "seeds: runs that differ only by seed are one row with their mean and standard deviation "
         "(sd); the interval then covers patients and seeds. With two seeds it can be very wide: "
-        "run three or more. With one seed it says nothing about other seeds."
+        "run three or more. With one seed it does not cover other seeds."
     ]
 
 
 def _notes_on_paper(rows: pd.DataFrame) -> list[str]:
-    """What was published, and which results are not comparable."""
+    """Notes on the published numbers, and on results that are not comparable with them."""
     words = {p.source: p.words for benchmark in benchmarks().values() if (p := benchmark.published)}
     published = rows["published_in"] != ""
     lines = [
@@ -121,7 +121,7 @@ def _notes_on_paper(rows: pd.DataFrame) -> list[str]:
 
 
 def _notes_on_patients(rows: pd.DataFrame) -> list[str]:
-    """Splits with too few patients."""
+    """Notes on splits with too few patients."""
     lines = []
     for dataset, split, patients in _distinct(rows, "dataset", "split", "effective"):
         basis = Basis(patients, ())
@@ -134,7 +134,7 @@ def _notes_on_patients(rows: pd.DataFrame) -> list[str]:
 
 
 def _notes_on_classes(rows: pd.DataFrame) -> list[str]:
-    """Classes with few patients, and those that could not be scored."""
+    """Notes on classes with few patients, or that could not be scored."""
     lines, enough = [], METRICS["auroc"].least
     classes = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean")]
     places = classes.drop_duplicates(["dataset", "split", "class", "effective"])

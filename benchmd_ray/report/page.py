@@ -54,16 +54,16 @@ def write_page(
     refresh: int = 0,
     tables: Sequence[Declared] | None = None,
 ) -> Path:
-    """Write ``report.html``, whole or not at all; the same analysis gives the same bytes.
+    """Write ``report.html`` atomically; the same analysis gives the same bytes.
 
     Args:
-        analysis: What was computed from the runs.
-        figures: Figures of this analysis, shown by section in their order.
+        analysis: Analysis of the runs.
+        figures: Figures of this analysis, shown by section in this order.
         folder: Where the page is written.
         title: Heading.
         skipped: Figures that were not drawn, and why.
         refresh: Seconds after which a browser reloads it; 0: never.
-        tables: Those of `declared` that are shown; None for all.
+        tables: Tables to show, of those in `declared`; None for all.
     """
     path = folder / NAME
     with replacing(path) as partial:
@@ -143,13 +143,15 @@ def _parts(
 def _table_parts(
     analysis: Analysis, drawn: dict[str, Markup], chosen: Sequence[Declared]
 ) -> tuple[dict[str, Section], list[str]]:
-    """The section of each heading's tables, those on tuning with figures; and empty tables."""
+    """The section of each heading's tables (tuning with its figures), and notes on empty tables."""
     headings: dict[str, list[Declared]] = {}
     for declared_table in chosen:
         if declared_table.page is not None and not declared_table.first:
             headings.setdefault(declared_table.heading, []).append(declared_table)
     sections, absent = dict[str, Section](), list[str]()
-    classified = len(analysis.scores) or analysis.rows.empty  # else other evaluations have answers
+    classified = (
+        len(analysis.scores) or analysis.rows.empty
+    )  # otherwise other evaluations have results
     for heading, declarations in headings.items():
         content = _tables_html(analysis, declarations)
         if not content:
@@ -196,22 +198,23 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "95 % interval",
         "The standard error is from a bootstrap that resamples patients, all records of a patient "
-        "together, so repeated records do not feign certainty. The width is Student's t on the "
-        "logit scale, with degrees of freedom from the patients of the rarest classes; a value of "
-        "exactly 1 or 0 has the interval of Clopper and Pearson. With one seed it is for that "
-        "trained model: how much another sample of patients would change its value.",
+        "together, so repeated records do not make results look more certain. The width follows "
+        "from Student's t on the logit scale, with degrees of freedom from the patients of the "
+        "rarest classes; a value of exactly 1 or 0 has the Clopper-Pearson interval. With one seed "
+        "the interval covers only other samples of patients for this trained model.",
     ),
     (
         "Few patients, caution",
-        "A class has as many patients as its rarer side: those with a positive record or those "
-        "with a negative one. Where some have many more records than others, all count as fewer "
-        f"(Kish's effective number). With fewer than {INTERVAL_PATIENTS} patients, or a class with "
-        f"fewer than {METRICS['auroc'].least}, there is no interval, as in simulations none of "
-        "those tried kept its coverage. With a "
+        "The patients of a class are those on its rarer side, with a positive or with a negative "
+        "record. Where some patients have many more records than others, Kish's effective number "
+        f"is used. With fewer than {INTERVAL_PATIENTS} patients, or a class with "
+        f"fewer than {METRICS['auroc'].least}, there is no interval, as no method kept its "
+        "coverage in simulations. With a "
         f"class of {METRICS['auroc'].least} to {ROUGH_IN_CLASS - 1} the interval is rough. With "
         f"fewer than {TEST_PATIENTS} patients nothing is tested. "
-        f"AUPRC, which few positives raise, takes {METRICS['auprc'].least} in each class; the "
-        "calibration error, which few records always raise, has no interval. docs/statistics.md "
+        f"AUPRC, which is biased upward by few positives, needs {METRICS['auprc'].least} in each "
+        f"class; the calibration error, which is always biased upward by few records, has no "
+        f"interval. docs/statistics.md "
         "of the project has the simulations.",
     ),
     (
@@ -222,22 +225,21 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Tuned ensemble, start ensemble",
-        "One model of several seeds, whose probabilities are the "
-        "mean of theirs: for tuned settings and for those that the search started from, over the "
-        "seeds that both have. Their difference is the gain of tuning; the difference to single "
-        "runs is mostly the gain of averaging. Interval and p are those of one model, for these "
-        "seeds.",
+        "One model that averages the probabilities of several seeds: with tuned settings, and with "
+        "those that the search started from, over the seeds that both have. Their difference is "
+        "the gain from tuning; the difference from single runs is mostly the gain from averaging. "
+        "Interval and p are for this one model.",
     ),
     (
         "In distribution, target, gap",
         "In distribution is the source's own validation split; a "
         "target is a dataset that was never trained on. The gap is in distribution minus target; "
-        "its interval combines the intervals of both (Zou and Donner 2008) and p is the level at "
-        "which it reaches 0, assuming that no patient is in both (a note says where some are); "
-        "with several seeds it covers how the gap varies between them. The validation split also "
-        "chose the best epoch, so its value, and the gap, are slightly too large. Where the two "
-        "can score different classes, all three numbers are over the common classes, and the row "
-        "says how many.",
+        "its interval combines both intervals (Zou and Donner 2008) and p is the level at which it "
+        "reaches 0, assuming that no patient is in both (a note names exceptions); with several "
+        "seeds it also covers the variation of the gap between seeds. The validation split also "
+        "chose the best epoch, so its value, and the gap, are slightly too large. If different "
+        "classes can be scored on the two, all three numbers are over the common classes, and the "
+        "row says how many.",
     ),
     (
         "Row − baseline, b − a",
@@ -281,7 +283,7 @@ METHODS: tuple[tuple[str, str], ...] = (
         "Subgroups",
         "AUROC among the patients of one age band, sex, site, device or view, where the dataset "
         "has them. Whether they are equal in all groups is tested by Welch's test of their logits; "
-        "each pair of groups, over the classes that both can score, by an interval of the "
+        "each pair of groups, over the classes that can be scored in both, by an interval of the "
         "difference from both groups' intervals (Zou and Donner 2008), with Holm's correction over "
         "the pairs of a variable. Prevalence does not affect AUROC; other differences between "
         "groups are not adjusted for.",
@@ -291,7 +293,7 @@ METHODS: tuple[tuple[str, str], ...] = (
 
 
 def published_words() -> tuple[tuple[str, str], ...]:
-    """Where published results come from, by benchmark."""
+    """Source of published results, by benchmark."""
     known_benchmarks = benchmarks().values()
     sentences = [
         f"{p.source}. {p.words}"
@@ -302,7 +304,7 @@ def published_words() -> tuple[tuple[str, str], ...]:
 
 
 def words() -> tuple[tuple[str, str], ...]:
-    """Terms in the tables, with the meaning of each start."""
+    """Terms in the tables, including the starts of benchmarks."""
     starts_said = " ".join(f"{start.name}: {start.meaning}." for start in starts().values())
     return tuple((term, text.format(starts=starts_said)) for term, text in WORDS)
 
@@ -310,7 +312,7 @@ def words() -> tuple[tuple[str, str], ...]:
 WORDS: tuple[tuple[str, str], ...] = (
     ("modality", "Kind of medical data, such as ecg or cxr."),
     ("trained on", "The source: the dataset that a model was pretrained and transferred on."),
-    ("dataset", "The dataset that is scored; of a source the split is named."),
+    ("dataset", "The dataset that is scored; for a source, with its split."),
     (
         "setting",
         "linear: a linear head on the frozen encoder, all labels. finetune-small, finetune-medium, "

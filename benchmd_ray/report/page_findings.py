@@ -44,7 +44,7 @@ SETTING_WORDS = {
 
 
 def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
-    """Counts of what a report covers: label, number, names."""
+    """Counts of a report's contents: label, number, names."""
     ran, scores = analysis.ran, analysis.rows[analysis.rows["run"] != ""]
     rows = [("finished runs", f"{ran['finished'].sum():,}", _kinds(ran[ran["finished"]]))]
     targets = scores[scores["role"] == "target"]
@@ -72,7 +72,7 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
 
 
 def compared(analysis: Analysis) -> str:
-    """What was compared on which data, in one line; empty without a classification.
+    """One line on what was compared on which data; empty without a classification.
 
     ``ShED; MAE vs scratch on ptb-xl → chapman-shaoxing (ecg): linear probe, 2 seeds.``
     """
@@ -96,7 +96,7 @@ def compared(analysis: Analysis) -> str:
 
 
 def headlines(analysis: Analysis) -> list[tuple[str, str]]:
-    """At most three sentences that tests support, each with the table that it is from."""
+    """At most three sentences backed by tests, each with its table."""
     targets = analysis.changes[analysis.changes["role"] == "target"]
     changes = of_metric(targets if len(targets) else analysis.changes).dropna(subset="value")
     where = " on targets" if len(targets) else ""
@@ -154,7 +154,7 @@ def judged(
     p: str = "p",
     corrected: str = "",
 ) -> str:
-    """How many comparisons are significant, how many are not, and how many were not tested.
+    """Sentence on how many comparisons were significant, not significant, and not tested.
 
     ``mae was significantly better in 1 of 2 comparisons; the other showed no difference.``
 
@@ -163,9 +163,9 @@ def judged(
         value: Column of the differences.
         above: What a positive difference means: ``significantly better``.
         below: What a negative one means.
-        subject: Begins the sentence: ``mae was``.
+        subject: Start of the sentence: ``mae was``.
         p: Column of p.
-        corrected: By what p is corrected for the number of tests.
+        corrected: How p is corrected for the number of tests.
     """
     tested, untested = rows.dropna(subset=p), _untested(rows[rows[p].isna()])
     if tested.empty:
@@ -190,10 +190,10 @@ def judged(
 
 def _untested(rows: pd.DataFrame) -> str:
     """Why comparisons have no p."""
-    settled = int(rows["p"].notna().sum())  # by `holm`, before they are seen
+    settled = int(rows["p"].notna().sum())  # by `holm`, before p is computed
     alike = int(rows["caution"].str.contains(ALIKE, regex=False).sum()) if "caution" in rows else 0
     reasons = {
-        "both score alike in every resample of the patients": alike,
+        "both have the same score in every resample of the patients": alike,
         "too few patients, in all or in a class": len(rows) - settled - alike,
         f"no {EXCHANGES:,} exchanges can be significant among so many tests": settled,
     }
@@ -219,7 +219,7 @@ def _trained(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _best(scores: pd.DataFrame) -> list[str]:
-    """The best result on each source's own validation split."""
+    """Sentences on the best result on each source's validation split."""
     validation = scores[(scores["dataset"] == scores["source"]) & (scores["split"] == "validation")]
     lines = []
     for (modality, source), rows in validation.dropna(subset="value").groupby(
@@ -238,7 +238,7 @@ def _best(scores: pd.DataFrame) -> list[str]:
 
 
 def largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
-    """The first row with the largest value, or the smallest with sign −1."""
+    """The first row with the largest value, or with sign −1 the smallest."""
     return rows.iloc[int(np.argmax(sign * rows[column].to_numpy(float)))]
 
 
@@ -277,7 +277,7 @@ def _against_baseline(changes: pd.DataFrame, where: str = "") -> str:
 
 
 def difference_text(row: pd.Series, interval: pd.Series, value: str) -> str:
-    """A difference with its interval, technique, dataset and setting."""
+    """Text of a difference with its interval, technique, dataset and setting."""
     return (
         f"{interval_text(interval, value, sign=True)}, {text_of(row['technique'])} on "
         f"{dataset_text(*row[['source', 'dataset', 'role', 'split']])}, {text_of(row['setting'])}"
@@ -386,6 +386,6 @@ def _shuffled(scores: pd.DataFrame) -> list[str]:
         return []
     low, high = shown(values.min(), "number"), shown(values.max(), "number")
     return [
-        f"Trained on shuffled labels, AUROC must be near 0.5: {low} to {high} in "
+        f"With shuffled training labels AUROC must be near 0.5: {low} to {high} in "
         f"{count_of(len(values), 'result')}. No other finding includes these."
     ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def tuning_sentences(analysis: Analysis) -> list[str]:
-    """What searches found and cost, and whether tuned settings are better."""
+    """Sentences on the results and cost of searches, and on whether tuned settings are better."""
     lines = _searched(analysis.searches)
     tuned = analysis.tuned.dropna(subset="difference")
     averages = tuned["protocol"].isin(ENSEMBLES)
@@ -32,9 +32,9 @@ def tuning_sentences(analysis: Analysis) -> list[str]:
         rules = [FRESH] if "confirmed" in choosing else []
         rules += [f"The highest value of a search: {HIGHEST}"] if "highest" in choosing else []
         lines.append(
-            "A search sees only the source, and no split of it that is scored: folds of its "
-            "training split cut by patient, or its training split and the validation split where "
-            f"that is only for choosing. {' '.join(rules)}"
+            "A search sees only the source, and none of its scored splits: it uses patient-wise "
+            "folds of the training split, together with the validation split where that is not "
+            f"scored. {' '.join(rules)}"
         )
         lines += limits_of(*(set(analysis.searches[name]) for name in ("policy", "setting")))
     return lines
@@ -74,7 +74,7 @@ def _searched(rows: pd.DataFrame) -> list[str]:
 
 
 def _chosen(rows: pd.DataFrame, what: str) -> list[str]:
-    """How many searches chose a trial, and its gain there."""
+    """Sentence on how many searches chose a trial, and its gain."""
     better = rows[rows["chosen"] > 0]
     gained = (better["chosen_value"] - better["start_value"]).dropna()
     if gained.empty:
@@ -106,5 +106,5 @@ def _differences(subject: str, where: str, rows: pd.DataFrame) -> list[str]:
 
 
 def hours(value: float) -> str:
-    """Hours with two significant digits; 0 only for nothing."""
+    """Hours with two significant digits; 0 only for exactly 0."""
     return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.1g}"

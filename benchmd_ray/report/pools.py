@@ -1,4 +1,4 @@
-"""Results of runs that differ only by their seeds, pooled."""
+"""Results pooled over runs that differ only by seed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Pool:
     """Results of one technique on one split of a dataset, one per seed, on the same records."""
 
     key: Mapping[str, str]
-    """By the names of `frames.KEY`."""
+    """Key of the result, by the names of `frames.KEY`."""
     seeds: tuple[int, ...]
-    """Seed of each member, or its number where two have the same."""
+    """Seed of each member, or its index if two have the same seed."""
     members: tuple[Scored, ...]
     averaged: tuple[Scored, ...] = ()
-    """Results of the single runs that an ensemble averages."""
+    """Results of the individual runs that an ensemble averages."""
 
     @property
     def row(self) -> RowName:
@@ -40,12 +40,12 @@ class Pool:
 
     @property
     def runs(self) -> tuple[Scored, ...]:
-        """The single runs behind it."""
+        """The individual runs."""
         return self.averaged or self.members
 
     @property
     def first(self) -> Scored:
-        """Any member: all have the same records, targets and classes."""
+        """The first member; all have the same records, targets and classes."""
         return self.members[0]
 
     def values(self, metric: str) -> Floats:
@@ -57,7 +57,7 @@ class Pool:
         return float(self.values(metric)[:, 0].mean())
 
     def drawn(self, metric: str, column: int = 0) -> list[Floats]:
-        """(resamples,) of each seed in the same draws; column 0 is the mean over classes."""
+        """(resamples,) for each seed, from the same draws; column 0 is the mean over classes."""
         return [member.resampled[metric][:, column] for member in self.members]
 
     def basis(self, metric: str, column: int = 0) -> Basis:
@@ -68,7 +68,7 @@ class Pool:
         return np.asarray(np.mean(self.drawn(metric), axis=0))
 
     def pooled(self, metric: str, column: int) -> Pooled:
-        """The seeds together; column 0 is the mean over classes."""
+        """Pool the seeds; column 0 is the mean over classes."""
         if len(self.members) == 1:
             return self.first.pooled(metric, column)
         values = self.values(metric)[:, column].tolist()
@@ -76,12 +76,12 @@ class Pool:
 
     @property
     def scored_classes(self) -> set[str]:
-        """Classes that have a positive and a negative."""
+        """Classes with a positive and a negative."""
         counts = zip(self.first.classes, self.first.support.rarer, strict=True)
         return {name for name, rarer in counts if rarer}
 
     def over(self, classes: Collection[str]) -> Pool:
-        """The same results with means over some classes only.
+        """The same results, with means over a subset of classes.
 
         In single-label tasks accuracy counts records and does not change, and balanced accuracy, a
         mean of recalls, becomes NaN.
@@ -141,11 +141,11 @@ def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
         name = f"{member.run.folder.name}: its predictions for {member.dataset} ({member.split})"
         if member.rows_digest != most:
             notes.append(
-                f"{name} are excluded: they are of another catalog than those of the other seeds. "
+                f"{name} are excluded: they use another catalog than the other seeds. "
                 "Evaluate the runs again with one catalog."
             )
         elif member.run.digest in kept:
-            notes.append(f"{name} are in the stores twice and counted once.")
+            notes.append(f"{name} are in several stores and counted once.")
         else:
             kept[member.run.digest] = member
     return list(kept.values()), notes

@@ -21,7 +21,7 @@ APART = ("shuffled", *ENSEMBLES)
 
 
 def base_protocol(run: Run, pretraining: Run | None = None) -> str:
-    """A start's name, ``custom``, ``tuned`` or ``shuffled``, of a transfer or pretraining."""
+    """Protocol of a run: a start's name, ``custom``, ``tuned`` or ``shuffled``."""
     if run.settings.transfer.shuffle_labels:
         return "shuffled"
     stated = str(run.description["protocol"])
@@ -32,11 +32,11 @@ def base_protocol(run: Run, pretraining: Run | None = None) -> str:
 
 
 def _follows(run: Run, start: Start) -> bool:
-    """Whether a run has the settings that a start has now, whatever its file says."""
+    """Whether a run's settings equal those of a start today, whatever start its file names."""
     settings = settings_among(run.description["determinants"])
     try:
         return start.followed(run.modality, run.description["technique"], settings)
-    except BenchmdError:  # settings that no run can have, or a start that they do not fit
+    except BenchmdError:  # invalid settings, or a start that does not apply
         return False
 
 
@@ -49,7 +49,7 @@ def searches_behind(run: Run, pretraining: Run | None) -> tuple[str, ...]:
 
 
 def pretraining_of(run: Run, runs_by_name: Mapping[str, Run]) -> Run | None:
-    """The pretraining of a transfer, by name or from its store; None without one or if lost."""
+    """The pretraining of a transfer, by name or from its store; None if missing or from scratch."""
     name = run.description.get("upstream")
     if name is None or name in runs_by_name:
         return None if name is None else runs_by_name[name]

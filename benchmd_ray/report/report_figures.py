@@ -1,4 +1,4 @@
-"""The figures of a report, the same every time for the same analysis.
+"""The figures of a report, deterministic for an analysis.
 
 A row has the same look in all figures (`canvas.TECHNIQUE_LOOKS`). Averages over runs (`ensembles`)
 and shuffled labels are only in tables. Titles say what is shown; captions what marks are.
@@ -48,7 +48,7 @@ MAIN: tuple[Topic, ...] = (
     draw_main_curves,
     draw_searches,
 )
-"""Those of a report that few readers would miss, in the order of its sections."""
+"""The main figures of a report, in the order of its sections."""
 OTHERS: tuple[Topic, ...] = (
     draw_forests_by_setting,
     draw_label_efficiency_by_dataset,
@@ -60,7 +60,7 @@ OTHERS: tuple[Topic, ...] = (
     draw_training,
     draw_settings,
 )
-"""The others: of each dataset, setting, class and trial."""
+"""Further figures: by dataset, setting, class and trial."""
 
 
 def figures(
@@ -75,7 +75,7 @@ def draw(
 ) -> tuple[list[Titled], list[Skipped]]:
     """The figures of a report by section, and those that cannot be drawn with the reason.
 
-    ``which``: `MAIN`, all or none. ``resamples`` is for the captions; None: not named there.
+    ``which`` is `MAIN`, all or none. ``resamples`` is stated in captions, unless None.
     """
     if which == "none":
         return [], []

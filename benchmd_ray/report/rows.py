@@ -1,7 +1,7 @@
 """Score rows: one for every metric and class of every run on every split.
 
-Those of classifications come from stored predictions, others from their evaluation, and a
-benchmark may bring rows without a run, such as published ones.
+Rows of classifications are computed from stored predictions, others come from their evaluation. A
+benchmark may add rows without a run, such as published ones.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Beside(NamedTuple):
 
     value: float
     source: str
-    """Where it is from."""
+    """Source of the number."""
     unlike: str | None
     """Why the two cannot be compared; None where they can."""
 
 
 def beside(result: Scored, protocol: str) -> Beside | None:
-    """What was published for a result, if anything."""
+    """The published number for a result, if any."""
     run = result.run.description
     published_entry = published_for(result.dataset, run["setting"], run["technique"])
     if published_entry is None or published_entry[0].published is None:
@@ -114,7 +114,7 @@ def score_rows(result: Scored, row: RowName) -> Iterator[Row]:
 def other_rows(
     runs: Sequence[Run], names: Mapping[Path, RowName], resamples: int
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Rows of all evaluations but classification, and notes on what was skipped."""
+    """Rows of all evaluations except classification, and notes on what was skipped."""
     parts, notes, known_evaluations = [frame("rows", ())], [], evaluations()
     seen: set[tuple[str, str, str]] = set()
     for run in runs:
@@ -139,7 +139,7 @@ def other_rows(
 
 
 def brought_rows(datasets: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
-    """Rows without a run that benchmarks bring for these datasets, and notes."""
+    """Rows without a run that benchmarks add for these datasets, and notes."""
     parts, notes = [frame("rows", ())], []
     for benchmark in benchmarks().values():
         if benchmark.rows is None:
@@ -156,21 +156,21 @@ def brought_rows(datasets: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
 def _rows_of(
     whose: str, make: Callable[[], pd.DataFrame], shared: Mapping[str, object]
 ) -> pd.DataFrame:
-    """Score rows from code outside of the package, validated.
+    """Validated score rows from code outside the package.
 
     Raises:
-        BenchmdError: It fails, or they are of another form.
+        BenchmdError: The code fails, or its rows are invalid.
     """
     try:
         return whole_rows(pd.DataFrame({**make(), **shared}))
-    except Exception as error:  # whatever a module of the user does
+    except Exception as error:  # a user's module may raise anything
         raise BenchmdError(
             f"{whose} gives no score rows ({type(error).__name__}: {first_line(error)})."
         ) from error
 
 
 def _said(run: Run, about: Mapping[str, str]) -> dict[str, object]:
-    """What names the rows of an evaluation; it overrides what they say."""
+    """Columns that identify the rows of an evaluation; they override the rows' own values."""
     description = run.description
     return {
         **{name: about[name] for name in ("evaluation", "modality", "dataset", "role", "policy")},
@@ -215,13 +215,13 @@ def with_predictions(runs: Sequence[Run]) -> list[Run]:
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
-    """A note that names the unfinished runs, which are skipped."""
+    """A note on the unfinished runs, which are skipped."""
     names = [run.folder.name for run in runs if not run.finished]
     return [f"Not finished, skipped: {', '.join(names)}."] if names else []
 
 
 def _of_catalog(run: Run, dataset: str, about: Mapping[str, str]) -> Row:
-    """What a row says of the raw files behind it."""
+    """Columns about the raw files behind a row."""
     raw = _raw(about)
     return {
         "raw_records": raw[0],
@@ -236,7 +236,7 @@ def _of_catalog(run: Run, dataset: str, about: Mapping[str, str]) -> Row:
 
 
 def _provenance(run: Mapping[str, Any], about: Mapping[str, str]) -> str:
-    """The weaker one of what a result was trained and scored on."""
+    """The weaker provenance of the training and the scored data of a result."""
     return together(run["provenance"], about["provenance"])
 
 

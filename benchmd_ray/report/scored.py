@@ -48,7 +48,7 @@ CODE = (
     "report/scored.py",
     "modality/tasks.py",
 )
-"""Source files that say what metrics and resamples are, and how they are kept."""
+"""Source files that define metrics and resamples, and how they are cached."""
 
 
 def kept(
@@ -57,13 +57,13 @@ def kept(
     compute: Callable[[], pa.Table],
     fits: Callable[[pa.Table], bool],
 ) -> pa.Table:
-    """What ``compute`` gives, from the cache where it was computed before.
+    """The result of ``compute``, from the cache if it was computed before.
 
     Args:
         inputs: Numeric arrays that the result depends on.
         how: What else it depends on; JSON-serialisable.
         compute: Computes the result.
-        fits: Whether a table has the form of a result; others are computed anew.
+        fits: Whether a cached table has the form of a result; otherwise it is computed again.
     """
     path = cache_folder() / "report" / f"{_name(inputs, how)}.parquet"
     if is_whole(path):
@@ -72,8 +72,8 @@ def kept(
             if fits(table):
                 used(path)
                 return table
-    result = compute()  # it was not computed yet, or was damaged since
-    with suppress(OSError, BenchmdError):  # a folder that is read-only or full
+    result = compute()  # not computed yet, or damaged
+    with suppress(OSError, BenchmdError):  # the folder is read-only or full
         _keep(path, result)
     return result
 
@@ -103,7 +103,7 @@ def _keep(path: Path, result: pa.Table) -> None:
 Floats = npt.NDArray[np.float64]
 
 THREADS = 8
-"""Most at once, over all predictions: it is numpy's work, which threads share."""
+"""Most threads over all predictions; NumPy runs in parallel in them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ class Scored:
 
     run: Run
     about: Mapping[str, str]
-    """What the predictions say of the dataset (`runs.predictions.DESCRIPTION`)."""
+    """Description of the dataset in the predictions (`runs.predictions.DESCRIPTION`)."""
     split: str
     classes: tuple[str, ...]
     targets: npt.NDArray[np.int8]
@@ -122,14 +122,15 @@ class Scored:
     units: pd.DataFrame
     """unit_id, group_id and metadata of each unit."""
     values: Mapping[str, Values]
-    """By metric, of all units."""
+    """By metric, over all units."""
     resampled: Mapping[str, Floats]
-    """By metric: (resamples, 1 + classes), the mean over classes first. None of a metric without an
-    interval, of which they would not be used: (0, 1 + classes)."""
+    """By metric: (resamples, 1 + classes), the mean over classes first. For a metric without an
+    interval there are none: (0, 1 + classes).
+    """
 
     @cached_property
     def groups(self) -> npt.NDArray[np.intp]:
-        """Number of each unit's patient among the sorted patients; faster than names."""
+        """Index of each unit's patient among the sorted patients; faster than names."""
         names = self.units["group_id"].to_numpy(dtype=np.str_)
         return np.unique(names, return_inverse=True)[1]
 
@@ -143,13 +144,13 @@ class Scored:
 
     @cached_property
     def predicted(self) -> Task:
-        """Its task, of the dataset's classes."""
+        """The predicted task, with the dataset's classes."""
         task: Task = typed(Task, json.loads(self.about["task"]), "task")
         return task
 
     @cached_property
     def support(self) -> Support:
-        """Its patients, counted."""
+        """Effective numbers of its patients."""
         return support(self.targets, self.groups)
 
     @property
@@ -158,7 +159,7 @@ class Scored:
 
     @cached_property
     def rows_digest(self) -> str:
-        """Hash of catalog, units, patients and targets: equal for runs that scored the same."""
+        """Hash of catalog, units, patients and targets: equal if the scored records are."""
         units = [self.units[name].tolist() for name in ("unit_id", "group_id")]
         names = json.dumps([self.about["catalog"], *units])
         content = names.encode() + np.ascontiguousarray(self.targets).tobytes()
@@ -169,7 +170,7 @@ class Scored:
         return {}
 
     def pooled(self, metric: str, column: int = 0) -> Pooled:
-        """A metric with its interval, over all classes (column 0) or of a class."""
+        """A metric with its interval, over all classes (column 0) or for a class."""
         pooled = self._pooled.get((metric, column))
         if pooled is None:
             value, drawn = self.whole[metric][column], self.resampled[metric][:, column]
@@ -179,12 +180,12 @@ class Scored:
 
     @cached_property
     def whole(self) -> Mapping[str, Floats]:
-        """By metric: the values of all units, (1 + classes,), as in `resampled`."""
+        """By metric: the value over all units, (1 + classes,), columns as in `resampled`."""
         return {name: np.array([v.mean, *v.per_class]) for name, v in self.values.items()}
 
 
 class Read(NamedTuple):
-    """Results without metrics, and a note on each file that cannot be read."""
+    """Predictions as results without metrics, and notes on files that cannot be read."""
 
     scored: list[Scored]
     """Without metrics."""
@@ -231,9 +232,9 @@ def of_predictions(run: Run, predictions: Predictions) -> list[Scored]:
 
 
 def measured(results: Sequence[Scored], metrics: Sequence[str], resamples: int) -> list[Scored]:
-    """The same predictions with metrics and resamples, each computed once (`kept`)."""
+    """The same predictions with metrics and resamples, which are cached (`kept`)."""
     most = min(THREADS, usual_threads())
-    threads = max(1, most // max(1, len(results)))  # a few large ones have several
+    threads = max(1, most // max(1, len(results)))  # a few large predictions share several threads
     with ThreadPoolExecutor(most) as pool:
         return list(
             pool.map(lambda result: _measured(result, metrics, resamples, threads), results)
@@ -272,11 +273,11 @@ KEPT = pa.schema(
         ("draws", pa.list_(pa.float64())),
     ]
 )
-"""Columns of the scores that are kept: of each metric over all classes (column 0) and of each."""
+"""Columns of the cached scores: each metric over all classes (column 0) and per class."""
 
 
 def _fits(table: pa.Table, metrics: Sequence[str], classes: int, resamples: int) -> bool:
-    """Whether a table has the rows that `_compute` gives."""
+    """Whether a table has the rows that `_compute` returns."""
     columns = range(1 + classes)
     if not table.schema.equals(KEPT) or any(table[name].null_count for name in KEPT.names):
         return False
@@ -291,7 +292,7 @@ def _fits(table: pa.Table, metrics: Sequence[str], classes: int, resamples: int)
 
 
 def _compute(result: Scored, metrics: Sequence[str], resamples: int, threads: int) -> pa.Table:
-    """Values of all units and of resamples, with the columns of `KEPT`."""
+    """Values over all units and in resamples, with the columns of `KEPT`."""
     rows: dict[str, list[Any]] = {name: [] for name in KEPT.names}
     columns = 1 + len(result.classes)
     for name in metrics:

@@ -1,4 +1,4 @@
-"""A table as data, how its values are written, and the table as plain text."""
+"""A table as data, and its values and rows as text."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ class Column:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     differs: Sequence[bool] = ()
-    """Of a ``change``, whether a test says that it is not zero."""
+    """For a ``change``: whether a test shows that it is not zero."""
     worse: Sequence[bool] = ()
-    """Of a ``change``, whether one above zero is a loss; empty where it is a gain in all rows."""
+    """For a ``change``: whether a value above zero is a loss; empty if it is a gain in all rows."""
     digits: int = 3
     order: tuple[str, ...] = ()
-    """Texts in the order that sorting keeps; others follow in alphabetical order."""
+    """Texts in sorting order; other texts follow alphabetically."""
     about: str = ""
-    """What the column is, shown with its header."""
+    """Description, shown with the header."""
     filtered: bool = False
-    """Whether readers choose rows by it."""
+    """Whether readers filter rows by it."""
     chosen: str = ""
-    """The value that is chosen at first; all are shown if empty."""
+    """The value chosen by default; empty: all rows are shown."""
     required: bool = False
-    """Whether one value is chosen always, which is said above the table and not in each row."""
+    """Whether one value must always be chosen; it is shown above the table instead of in each
+    row.
+    """
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def text_of(value: object) -> str:
 
 
 def shown(value: Any, kind: Kind, digits: int = 3) -> str:
-    """A number as readers see it; the page's script writes it alike."""
+    """A number as readers see it; the page's script formats it in the same way."""
     number = rounded(value, kind, digits)
     if number is None:
         return DASH
@@ -77,18 +79,18 @@ def shown(value: Any, kind: Kind, digits: int = 3) -> str:
 
 
 def rounded(value: Any, kind: Kind, digits: int = 3) -> float | int | None:
-    """A number with the digits shown, so that sorting follows what is seen."""
+    """A number rounded to the digits shown, so that sorting follows what is seen."""
     if value is None or not math.isfinite(value):
         return None
     if kind == "integer":
         return round(float(value))
     if kind == "p" and value < 10**-digits:
         return float(f"{value:.3g}")
-    return round(float(value), digits) + 0.0  # + 0.0 makes −0.0 a zero
+    return round(float(value), digits) + 0.0  # + 0.0 turns −0.0 into 0.0
 
 
 def constant(columns: Sequence[Column]) -> tuple[tuple[Column, ...], str]:
-    """Columns without texts that are alike in all of several rows, and a sentence with these."""
+    """Drop text columns that are equal in all rows, and state their values in a sentence."""
     alone = [
         c
         for c in columns
@@ -102,13 +104,13 @@ def constant(columns: Sequence[Column]) -> tuple[tuple[Column, ...], str]:
 
 
 def first_level(column: Column) -> str:
-    """The text that is chosen at first in a required column."""
+    """The text chosen by default in a required column."""
     levels = in_order(column)
     return column.chosen if column.chosen in levels else levels[0]
 
 
 def in_order(column: Column) -> list[str]:
-    """The different texts of a column in the order of sorting, missing ones last."""
+    """The distinct texts of a column in sorting order, missing ones last."""
     places = {name: i for i, name in enumerate(column.order)}
     texts = {text_of(value) for value in column.values}
     return sorted(texts, key=lambda t: (t == DASH, places.get(t, len(places)), t))
@@ -128,7 +130,7 @@ def cell_text(column: Column, row: int) -> str:
 def plain(table: Table) -> tuple[pd.DataFrame, str]:
     """A table as texts, and its caption.
 
-    Required columns become a choice of rows, the first one, and a sentence of the caption.
+    Only rows with the default value of required columns are kept, which the caption states.
     """
     rows, caption = list(range(table.rows)), table.caption
     for column in table.columns:

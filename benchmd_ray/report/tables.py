@@ -1,4 +1,4 @@
-"""The tables of a report: each is declared once, for page and files."""
+"""The tables of a report, each declared once for page and files."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 DESCRIPTIONS = "What the rows are"
 """Heading of the descriptions."""
 KEEPS = "keeps the start"
-"""Of a search that chose no other trial."""
+"""Text for a search that kept its start."""
 Make = Callable[[Any], Table | None]
 Data = Callable[[Any], pd.DataFrame]
-"""Of what is reported: an `Analysis` of runs, or what a benchmark reports by itself."""
+"""What is reported: an `Analysis` of runs, or a benchmark's own data."""
 
 
 @dataclass(frozen=True)
@@ -50,30 +50,32 @@ class Declared:
     name: str
     """Stem of its files."""
     heading: str
-    """On the page; of several with one heading it is there once."""
+    """Heading on the page; tables may share one."""
     data: Data
-    """With all digits and columns, for CSV."""
+    """For CSV, with all digits and columns."""
     page: Make | None = None
-    """As the page shows it; None where it does not."""
+    """For the page; None if it is not shown there."""
     printed: Make | None = None
-    """As Markdown, LaTeX and the terminal show it; None where they do not."""
+    """For Markdown, LaTeX and the terminal; None if it is not printed."""
     nothing: str = ""
-    """What the page says at its end where there is none; empty says nothing."""
+    """Note at the end of the page if the table is missing; empty: no note."""
     first: bool = False
-    """Whether the page has it among the results at a glance instead of under its heading."""
+    """Whether it is under "Results at a glance" instead of its heading."""
     aggregate: bool = False
-    """Whether it has nothing of a single record; no other table is sent to W&B."""
+    """Whether it has only aggregates, nothing of a single record; only such tables are sent to
+    W&B.
+    """
 
     @staticmethod
     def both(
         name: str, heading: str, data: Data, make: Make, nothing: str = "", *, first: bool = False
     ) -> Declared:
-        """A table that is the same on the page and printed."""
+        """A table that is the same on the page and in print."""
         return Declared(name, heading, data, make, make, nothing, first)
 
 
 def auroc_frame(analysis: Analysis) -> pd.DataFrame:
-    """AUROC over all classes of each result, with what is known of its runs."""
+    """AUROC over all classes of each result, with the columns of its runs."""
     scores = analysis.scores[analysis.scores["metric"] == "auroc"]
     whole = scores[scores["class"] == "mean"].reset_index(drop=True)
     classes_of = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
@@ -128,7 +130,7 @@ def classes(analysis: Analysis) -> Table | None:
 
 
 def all_metrics(analysis: Analysis) -> Table | None:
-    """All metrics over all classes, a column each."""
+    """All metrics over all classes, one column each."""
     scores = analysis.scores[analysis.scores["class"] == "mean"]
     frames = {name: rows.reset_index(drop=True) for name, rows in scores.groupby("metric")}
     if not frames:
@@ -180,9 +182,11 @@ def metrics(analysis: Analysis) -> Table | None:
 
 
 def gaps(analysis: Analysis) -> Table | None:
-    """In distribution against target."""
+    """Gap between in distribution and target."""
     rows = analysis.gaps
-    rising = [not falls for falls in falling(rows["metric"])]  # a gap is a loss on the target
+    rising = [
+        not falls for falls in falling(rows["metric"])
+    ]  # a positive gap is a loss on the target
     return keyed_table(
         "The source's own validation split against each target, and the difference.",
         rows,
@@ -268,7 +272,7 @@ def excluded(analysis: Analysis) -> Table | None:
 
 
 def ran(analysis: Analysis) -> Table | None:
-    """Every run: what, where, how long, with which versions."""
+    """Every run: settings, hardware, duration, versions."""
     rows = analysis.ran
     columns = (
         *columns_of(rows, "text", "run", "kind"),
@@ -301,7 +305,7 @@ def descriptions(analysis: Analysis) -> Table | None:
 
 
 def tuned(analysis: Analysis) -> Table | None:
-    """Tuned settings next to those that the search started from."""
+    """Results of tuned settings and of those that the search started from."""
     rows = analysis.tuned
     difference = part(rows, "difference").assign(p=rows["p"])
     caption = (
@@ -326,7 +330,7 @@ def tuned(analysis: Analysis) -> Table | None:
 
 
 def searches(analysis: Analysis) -> Table | None:
-    """Searches, what they chose by which numbers, and what they cost."""
+    """Searches: choice, the numbers behind it, cost."""
     rows = analysis.searches
     chosen = [None if pd.isna(n) else str(n) if n else KEEPS for n in rows["chosen"]]
     columns = (
@@ -346,11 +350,11 @@ def searches(analysis: Analysis) -> Table | None:
         column_of("shared hours", rows["shared_seconds"] / 3600, "number", digits=2),
         *columns_of(rows, "text", "device", "search"),
     )
-    return table_of("Searches, what they chose and what they cost.", columns, rows)
+    return table_of("Searches: choice and cost.", columns, rows)
 
 
 def aggregates(*tables: Declared) -> tuple[Declared, ...]:
-    """Tables that have nothing of a single record."""
+    """Tables that have only aggregates."""
     return tuple(replace(table, aggregate=True) for table in tables)
 
 
@@ -408,29 +412,29 @@ TABLES = aggregates(
     Declared("scores", "Runs", lambda a: a.rows),
     Declared.both("descriptions", DESCRIPTIONS, lambda a: a.descriptions, descriptions),
 )
-"""The tables of every report, in order: only as CSV where they are neither shown nor printed."""
+"""The tables of every report, in order; those neither shown nor printed are CSV only."""
 
 
 def declared() -> tuple[Declared, ...]:
     """The tables of every report, then those of benchmarks.
 
     Raises:
-        BenchmdError: A benchmark's cannot be imported, or has the name of another.
+        BenchmdError: A benchmark's table cannot be imported, or its name is taken.
     """
     tables = {table.name: table for table in TABLES}
     for benchmark in benchmarks().values():
         for table in named_by(benchmark.tables) if benchmark.tables else ():
             if table.name in tables:
                 raise BenchmdError(
-                    f"the benchmark {benchmark.name} has a table {table.name}, and there is one "
-                    "already: choose another name."
+                    f"the benchmark {benchmark.name} has a table {table.name}, but the name is "
+                    f"taken: choose another."
                 )
             tables[table.name] = table
     return tuple(tables.values())
 
 
 def main_table(analysis: Analysis) -> Declared:
-    """The table that answers first: AUROC, or without a classification the first of a benchmark."""
+    """The main table: AUROC, or without a classification the first one of a benchmark."""
     others = declared()[len(TABLES) :]
     printed = (table for table in (TABLES[0], *others) if table.printed and table.printed(analysis))
     return next(printed, TABLES[0])

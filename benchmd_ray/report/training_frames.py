@@ -1,4 +1,4 @@
-"""Frames of how runs were trained: metrics over time, and where and with what they ran."""
+"""Frames on the training of runs: metrics over time, hardware and software."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEETING = ("modality", "source", "dataset", "split", "policy")
 
 
 def hardware_columns(run: Run) -> dict[str, str | None]:
-    """What trained a run, by `COLUMNS`; all of it where sessions or workers differ."""
+    """Hardware of a run by `COLUMNS`, with several values if sessions or workers differ."""
     kinds = trained_by(run.folder)
     columns = {}
     for name, field in COLUMNS.items():
@@ -44,12 +44,12 @@ def of_pools(pools: Sequence[Pool], runs: Sequence[Run]) -> list[str]:
 def different_hardware(
     name: str, meeting: Iterable[Sequence[Scored]], runs: Sequence[Run]
 ) -> list[str]:
-    """A note where results of ``name`` that are pooled or compared come from different hardware.
+    """A note if pooled or compared results come from different hardware.
 
     Args:
-        name: What the results are of.
+        name: Name of the source, for the note.
         meeting: Groups of results that are pooled or compared.
-        runs: Runs, with the pretrainings of the others.
+        runs: Runs, including the pretrainings of transfers.
     """
     runs_by_name = {run.folder.name: run for run in runs}
     differing: dict[str, set[Hardware]] = {}
@@ -80,7 +80,7 @@ def _stages(results: Sequence[Scored], runs_by_name: Mapping[str, Run]) -> dict[
 
 Row = dict[str, Any]
 LINES = 500
-"""Most lines of metrics that are taken of a run, evenly; the last one always."""
+"""Most lines of metrics per run, evenly spaced; the last one is always included."""
 NAMES = ("loss", "validation_auroc", "validation_dsc", "lr")
 
 
@@ -106,7 +106,7 @@ def training_rows(runs: Sequence[Run], names: Mapping[Path, RowName]) -> Iterato
 
 
 def thinned(lines: Sequence[Row]) -> list[Row]:
-    """At most `LINES` evenly spread lines, the last one included."""
+    """At most `LINES` evenly spaced lines, including the last one."""
     step = -(-len(lines) // LINES)
     return [lines[i] for i in range((len(lines) - 1) % step, len(lines), step)] if lines else []
 
@@ -141,7 +141,7 @@ def parts_of(run: Run) -> Mapping[str, object]:
 
 
 def older_parts(runs: Sequence[Run]) -> list[str]:
-    """Notes on runs that other versions of the code made."""
+    """Notes on runs made by other versions of the code."""
     together: dict[str, list[str]] = {}
     for run in runs:
         for change in older(parts_of(run)):
@@ -153,7 +153,7 @@ def older_parts(runs: Sequence[Run]) -> list[str]:
 
 
 def _seconds(run: Run) -> float:
-    """Seconds of work; without a history those of training by its metrics."""
+    """Seconds of work; without a history, seconds of training according to the metrics."""
     worked = float(run.done.get("seconds", 0.0)) or seconds_worked(run.folder)
     if worked:
         return worked

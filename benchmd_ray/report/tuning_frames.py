@@ -1,4 +1,4 @@
-"""Frames of tuning: searches, and tuned settings against those that the search started from.
+"""Frames of tuning: searches, and tuned settings compared with their start.
 
 The counterpart of a tuned result has the same technique and transfer setting, the same records, and
 the settings of the search's first trial for encoder, transfer and pretraining.
@@ -33,38 +33,38 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class TunedPair:
-    """Tuned results, and those of the settings that their search started from."""
+    """Tuned results, and results of the settings that their search started from."""
 
     tuned: Pool
     start: Pool | None
-    """On the same records; None where they did not run or cannot be found."""
+    """Results of the start on the same records; None if missing."""
     search: str
     """Name of the search."""
     record: SearchRecord | None
-    """The search; None where it is not in the stores."""
+    """The search; None if it is not in the stores."""
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """Both, as far as they are there."""
+        """Both pools, or only the tuned one."""
         return (self.tuned,) if self.start is None else (self.tuned, self.start)
 
 
 FRESH = (
     "Fresh evaluations use other folds and seeds than the race, but the same patients, so they are "
-    "still slightly optimistic: the source's scored splits and the targets, which no search sees, "
-    "decide."
+    "still slightly optimistic: rely on the source's scored splits and the targets, which no "
+    "search sees."
 )
 HIGHEST = (
-    "it is the best of many and so optimistic; the source's scored splits and the targets, which "
-    "no search sees, decide."
+    "it is the best of many and so optimistic; rely on the source's scored splits and the targets, "
+    "which no search sees."
 )
-"""What a reader of inner scores must know, by how a search chose."""
+"""Caution on inner scores, by a search's rule of choice."""
 SAME = ("catalog", "precision")
-"""Determinants of a transfer that no search changes: they must be those of the tuned run."""
+"""Determinants of a transfer that no search changes, so they must equal those of the tuned run."""
 
 
 def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
-    """One row per search; records and patients of several sources are added."""
+    """One row per search; records and patients are summed over its sources."""
     for record in records:
         yield {
             "search": record.name,
@@ -96,7 +96,7 @@ def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
 
 
 def networks(record: SearchRecord) -> str:
-    """Networks of a search, its first one first: ``resnet18 or resnet50``."""
+    """Networks of a search, that of the start first: ``resnet18 or resnet50``."""
     encoders = [settings.get("encoder", {}) for settings in record.settings]
     started = [str(size.get("network", EncoderSettings().network)) for size in encoders]
     searched = record.space.get("encoder.network", {}).get("values", ())
@@ -104,7 +104,7 @@ def networks(record: SearchRecord) -> str:
 
 
 def _choice(record: SearchRecord) -> dict[str, float]:
-    """Scores by which a search chose, and the difference that decided."""
+    """Scores on which a search based its choice, and the deciding difference."""
     decision, nearest = record.decision, next(iter(record.finalists), {})
     finalist = next((row for row in record.finalists if row["number"] == record.best), nearest)
     return {
@@ -118,7 +118,7 @@ def _choice(record: SearchRecord) -> dict[str, float]:
 def tuned_pairs(
     pools: Sequence[Pool], records: Sequence[SearchRecord], runs: Sequence[Run]
 ) -> list[TunedPair]:
-    """The tuned results among pools of one source and policy, each with its counterpart."""
+    """Tuned results of one source and policy, each with its counterpart."""
     named = {record.name: record for record in records}
     runs_by_name = {run.folder.name: run for run in runs}
     pairs = []
@@ -133,7 +133,7 @@ def tuned_pairs(
 
 
 def tuned_rows(pairs: Iterable[TunedPair], paper: Callable[[Pool], float]) -> Iterator[Row]:
-    """One row per tuned result; NaN where its counterpart did not run."""
+    """One row per tuned result; NaN if its counterpart is missing."""
     for pair in pairs:
         record = pair.record
         yield _row(pair.tuned, pair.start, paper) | {
@@ -144,7 +144,7 @@ def tuned_rows(pairs: Iterable[TunedPair], paper: Callable[[Pool], float]) -> It
 
 
 def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[str]:
-    """What a reader of tuned results must know."""
+    """Notes for readers of tuned results."""
     notes = []
     choosing = {record.choosing for record in records}
     if "confirmed" in choosing:
@@ -199,9 +199,9 @@ def _ensemble_notes(averages: pd.DataFrame, single: pd.DataFrame) -> list[str]:
         return []
     notes = [
         "tuned ensemble: one model that averages the probabilities of all seeds with tuned "
-        "settings; start ensemble: the same for the settings that the search started from, over "
-        "the same seeds. Ensembles are compared only with each other, as averaging by itself "
-        "raises scores; interval and p cover patients, not seeds."
+        "settings; start ensemble: the same with the settings that the search started from, over "
+        "the same seeds. Ensembles are compared only with each other, as averaging alone raises "
+        "scores; interval and p cover patients, not seeds."
     ]
     started = set(single.dropna(subset="start_protocol")["search"])
     lost = averages[averages["start_protocol"].isna() & averages["search"].isin(started)]
@@ -221,7 +221,7 @@ def _listed(record: SearchRecord, name: str) -> str:
 def _start(
     pool: Pool, pools: Sequence[Pool], record: SearchRecord, runs_by_name: Mapping[str, Run]
 ) -> Pool | None:
-    """Results of the settings that a search started from, preferably with the same seeds."""
+    """Results of the settings that a search started from, if possible with the same seeds."""
     first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
     if first is None:
         return None
@@ -242,7 +242,7 @@ def _start(
 def _same(run: Run, other: Run) -> bool:
     """Whether two runs were trained on the same records, in the same precision, by the same code.
 
-    Parts that only one of them uses, such as augmentation, are not compared.
+    Parts of the code that only one of them uses, such as augmentation, are not compared.
     """
     ours, theirs = (compared.description["determinants"] for compared in (run, other))
     parts, others = (determinants.get("parts", {}) for determinants in (ours, theirs))
@@ -252,18 +252,20 @@ def _same(run: Run, other: Run) -> bool:
 
 
 def _has(run: Run, upstream: Run | None, first: Settings) -> bool:
-    """Whether a transfer and its pretraining have these settings, but for what names its result."""
+    """Whether a transfer and its pretraining have these settings, apart from those in the key."""
     settings = run.settings
     if (settings.encoder, _plain(settings.transfer)) != (first.encoder, _plain(first.transfer)):
         return False
-    if upstream is None:  # from scratch, or not to be found
+    if upstream is None:  # from scratch, or missing
         return run.description.get("upstream") is None
-    trained = "pretrain" in upstream.description["determinants"]  # not only of ImageNet weights
+    trained = (
+        "pretrain" in upstream.description["determinants"]
+    )  # ImageNet weights only set the encoder
     return not trained or upstream.settings.pretrain == first.pretrain
 
 
 def _plain(transfer: TransferSettings) -> TransferSettings:
-    """Settings of a transfer without those that the key of a result names."""
+    """Settings of a transfer without those in the key of a result."""
     default = TransferSettings()
     return replace(transfer, mode=default.mode, labels=default.labels)
 
@@ -295,18 +297,18 @@ def _row(pool: Pool, start: Pool | None, paper: Callable[[Pool], float]) -> Row:
 
 
 FEWEST = 2
-"""Seeds of an ensemble."""
+"""Fewest seeds of an ensemble."""
 
 
 def ensembles(
     pairs: Sequence[TunedPair], metrics: Sequence[str], resamples: int
 ) -> tuple[list[TunedPair], list[str]]:
-    """Ensembles of tuned results and of their counterparts, and notes on what was skipped.
+    """Ensembles of tuned results and their counterparts, and notes on what was skipped.
 
     An ensemble is one model that averages the probabilities of seeds. Averaging alone often
-    improves a model, so the start is averaged over the same seeds and the two are compared only
-    with each other. With fewer than two common seeds only the tuned settings have an ensemble, of
-    all their seeds. Intervals and p are over patients, for the models that are averaged.
+    improves a model, so the start is averaged over the same seeds, and ensembles are compared only
+    with each other. With fewer than two common seeds there is only an ensemble of all tuned seeds.
+    Intervals and p are over patients, for fixed models.
     """
     averages: list[TunedPair] = []
     notes: list[str] = []
@@ -351,9 +353,10 @@ def _seeds_of_runs(pool: Pool) -> tuple[int, ...]:
 
 
 def averaged(members: Sequence[Scored]) -> Scored:
-    """The mean of the probabilities of runs on one split, without metrics.
+    """The mean of the runs' probabilities on one split, without metrics.
 
-    Probabilities are averaged per record, before windows are pooled to scans: as one model would.
+    Probabilities are averaged per record, before windows are pooled to scans, so the ensemble acts
+    as one model.
 
     Raises:
         BenchmdError: Predictions cannot be read, or are of different records.
@@ -377,7 +380,7 @@ def averaged(members: Sequence[Scored]) -> Scored:
 
 
 def _records(member: Scored) -> pa.Table:
-    """The predictions behind a result, sorted by record."""
+    """The predictions of a result, sorted by record."""
     path = predictions_path(member.run.folder, member.dataset)
     table = read_predictions(path).table
     return table.filter(pc.equal(table["split"], member.split)).sort_by("record_id")

@@ -1,4 +1,4 @@
-"""A report on disk: its tables, figures and page."""
+"""Writes a report: tables, figures and page."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _names(tables: Sequence[Declared]) -> frozenset[str]:
 def write_tables(
     analysis: Analysis, folder: Path, tables: Sequence[Declared] | None = None
 ) -> list[Path]:
-    """Write every table with rows: as CSV, and where it is printed as Markdown and LaTeX.
+    """Write every non-empty table as CSV, and those for print as Markdown and LaTeX.
 
-    The notes are below the main table. ``tables``: those of `declared`; None for all.
+    The notes go below the main table. ``tables`` are those of `declared`; None for all.
     """
     main = main_table(analysis).name
     warning = synthetic(analysis.rows)
@@ -46,7 +46,7 @@ def write_tables(
 
 
 def _write_matrix(matrix: Matrix | None, folder: Path) -> list[Path]:
-    """The first table; without one, that of an earlier report is deleted."""
+    """Write the matrix; if there is none, delete that of an earlier report."""
     makes = {"csv": lambda m: csv_text(m.frame), "md": matrix_markdown, "tex": matrix_latex}
     if matrix is None:
         for kind in KINDS:
@@ -67,15 +67,15 @@ def write_declared(
     notes: Sequence[str] = (),
     warning: str = "",
 ) -> list[Path]:
-    """Write tables as `write_tables` does, of whatever they are declared for.
+    """Write tables of any data as `write_tables` does.
 
     Args:
-        tables: All that the folder may have.
-        reported: What they are made of.
+        tables: All tables that the folder may have.
+        reported: Data of the tables.
         folder: For the files.
-        main: The table with the notes below.
+        main: Name of the table with the notes below.
         notes: What a reader must know.
-        warning: Ends every printed table.
+        warning: Last line of every printed table.
     """
     contents: dict[str, str] = {}
     for declaration in tables:
@@ -87,7 +87,7 @@ def write_declared(
         if table is not None:
             below = [*(notes if declaration.name == main else ()), *filter(None, [warning])]
             contents |= _printed(declaration.name, table, below)
-    for name in _names(tables) - contents.keys():  # of an earlier report, which had such rows
+    for name in _names(tables) - contents.keys():  # left from an earlier report
         (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         with replacing(folder / name) as partial:
@@ -122,15 +122,15 @@ def write_report(
         analysis: What is reported.
         out: The folder.
         figures: Which figures are drawn.
-        say: Takes a line for the user.
+        say: Shows a line to the user.
         refresh: Seconds after which a browser reloads the page; 0: never.
-        sent: A folder for the same report without anything of a single record, for W&B.
+        sent: Folder for a copy of the report with aggregates only, for W&B.
     """
     first = main_table(analysis).name if matrix_of(analysis) is None else NAME
     written = write_tables(analysis, out)
     say(f"written: {len(written)} files of tables in {out}, first {out / first}.csv")
     drawn, skipped = draw(analysis, which=figures, resamples=analysis.resamples)
-    _write_figures(drawn, out / "figures")
+    write_figures(drawn, out / "figures")
     if drawn:
         others = f"; {len(skipped)} had nothing to show, the page says why" if skipped else ""
         say(f"written: {count_of(len(drawn), 'figure')} in {out / 'figures'}{others}")
@@ -141,20 +141,20 @@ def write_report(
         tables = [table for table in declared() if table.aggregate]
         aggregate = [titled for titled in drawn if titled.aggregate]
         write_tables(analysis, sent, tables)
-        _write_figures(aggregate, sent / "figures")
+        write_figures(aggregate, sent / "figures")
         write_page(analysis, aggregate, sent, tables=tables)
     return page
 
 
 def _sent_notes(notes: Sequence[str]) -> list[str]:
-    """Notes without those on what could not be read, which name paths and perhaps records."""
+    """Drop the notes on unreadable files, which name paths and perhaps records."""
     kept = [note for note in notes if not note.startswith("Skipped:")]
     if count := len(notes) - len(kept):
-        kept.append(f"Not sent: {count_of(count, 'note')} on what could not be read.")
+        kept.append(f"Not sent: {count_of(count, 'note')} on unreadable files.")
     return kept
 
 
-def _write_figures(drawn: Sequence[Titled], folder: Path) -> None:
+def write_figures(drawn: Sequence[Titled], folder: Path) -> None:
     """Write figures, and delete those of an earlier report."""
     display = progress("figures", len(drawn), "figures") if drawn else None
     named = [(titled.name, titled.figure) for titled in drawn]

@@ -1,7 +1,7 @@
-"""The interface between a store of runs and the place where it is.
+"""The storage interface of a run store.
 
-`runs.places` says which `Backing` a store has: for a folder this one, with local locks only; for
-S3 `runs.remote.Mirrored`, whose folder here mirrors the bucket.
+`runs.places` chooses the `Backing` of a store: for a folder this one, with only local locks; for S3
+`runs.remote.Mirrored`, whose local folder mirrors the bucket.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from benchmd_ray.files.integrity import write_hashed_json
 from benchmd_ray.runs.files import DONE, LOCK, MODEL
 
 Finish = Callable[[dict[str, Any], bool], None]
-"""Writes ``done.json`` with this content; whether the last checkpoint stays."""
+"""Writes ``done.json`` with this content; the flag keeps the last checkpoint."""
 KEEPS_WEIGHTS, PRUNING = ".keeps-weights-", ".pruning.lock"
-"""In a store: beginning of the locks of plans and searches at work, and the lock of those who set
-one or look for them."""
+"""Files of a store: prefix of the locks of running plans and searches, and the lock for setting or
+counting them.
+"""
 
 
 @dataclass(frozen=True)
 class Backing:
     """A store in a folder.
 
-    Runs are named by their folder. On S3, whatever asks the bucket raises `BucketError` where it
-    cannot be reached, and `Busy` where another machine is working.
+    Runs are identified by their folder. On S3, methods that access the bucket raise `BucketError`
+    if it cannot be reached, and `Busy` if another machine is working.
     """
 
     store: Path
@@ -41,7 +42,7 @@ class Backing:
         """Bring the small files of a run up to date."""
 
     def refresh_store(self) -> dict[Path, str]:
-        """Bring the small files of all runs and searches up to date; why some are skipped."""
+        """Bring the small files of all runs and searches up to date; returns notes on failures."""
         return {}
 
     def fetch_weights(self, run: Path) -> None:
@@ -53,7 +54,7 @@ class Backing:
 
     @contextmanager
     def working(self, run: Path) -> Iterator[Finish]:
-        """Lock a run to work on it; `Busy` where another process does.
+        """Lock a run to work on it; raises `Busy` if another process does.
 
         Yields the function that ends the work; `Transient` if it cannot be published.
         """
@@ -62,26 +63,26 @@ class Backing:
 
     @contextmanager
     def searching(self, search: Path) -> Iterator[Callable[[], None]]:
-        """Lock a search to work on it; `Busy` where another process does.
+        """Lock a search to work on it; raises `Busy` if another process does.
 
-        The yielded function raises `Transient` if another machine has taken over, and so does the
-        end if the results cannot be published.
+        The yielded function raises `Transient` if another machine has taken over; leaving the
+        context raises it if the results cannot be published.
         """
         with locked(search / LOCK, f"the search {search}"):
             yield lambda: None
 
     @contextmanager
     def scoring(self, run: Path, dataset: str, evaluation: str) -> Iterator[None]:
-        """Lock an evaluation's predictions for a dataset; `Busy` while another process does."""
+        """Lock an evaluation's predictions for a dataset; raises `Busy` if another process does."""
         with lock_of_scoring(run, dataset, evaluation):
             yield
 
     def publish_rest(self, run: Path, *, keep_checkpoint: bool) -> None:
-        """Publish finished work of this machine that could not be published then."""
+        """Publish finished work of this machine that could not be published earlier."""
 
     @contextmanager
     def unused(self, run: Path) -> Iterator[None]:
-        """Hold all local locks of a run; `Busy` while somebody works on it or scores with it."""
+        """Hold all local locks of a run; raises `Busy` if another process uses it."""
         with ExitStack() as stack:
             stack.enter_context(lock_of_run(run))
             for path in sorted(run.glob(f"{LOCK}-*")):
@@ -91,7 +92,7 @@ class Backing:
 
     @contextmanager
     def keeping_weights(self) -> Iterator[None]:
-        """Keep all weights of the store, for a plan or a search that may need any of them."""
+        """Protect all weights of the store for a plan or a search that may need them."""
         mark = self.store / f"{KEEPS_WEIGHTS}{uuid.uuid4().hex}"
         with ExitStack() as stack:
             with self._pruning_gate():
@@ -101,7 +102,7 @@ class Backing:
 
     @contextmanager
     def removing_weights(self, *, of_own: bool) -> Iterator[Callable[[], None]]:
-        """Remove weights while no other plan or search may need them; none begins meanwhile.
+        """Allow removal of weights while no other plan or search is working; none can start then.
 
         Yields a function that raises `Transient` if this no longer holds. `Busy` if another plan or
         search is working in the store or a process is removing weights. ``of_own``: whether this
@@ -112,7 +113,7 @@ class Backing:
             yield require
 
     def require_unneeded(self, *, of_own: bool) -> None:
-        """Raise `Busy` while another plan or search keeps weights."""
+        """Raise `Busy` if another plan or search protects weights."""
         if self._keepers() > of_own:
             raise Busy("another plan or search is working in this store.")
 
@@ -125,7 +126,7 @@ class Backing:
         return locked(self.store / PRUNING, f"the store {self.store}", wait=True)
 
     def _keepers(self) -> int:
-        """The number of plans and searches that keep weights; marks of killed ones are removed."""
+        """Number of plans and searches that protect weights; locks of killed ones are removed."""
         count = 0
         for mark in sorted(self.store.glob(f"{KEEPS_WEIGHTS}*")):
             try:
@@ -140,30 +141,31 @@ class Backing:
         return []
 
     def sizes(self, run: Path, names: Sequence[str]) -> dict[str, int]:
-        """Bytes of those of these files and folders of a run that the store has."""
+        """Bytes of the given files and folders of a run, as far as the store has them."""
         paths = [run / name for name in names]
         return {path.name: bytes_of(path) for path in paths if path.exists()}
 
     @contextmanager
     def pruning(self, run: Path, names: Sequence[str]) -> Iterator[None]:
-        """Remove files and folders of a finished, `unused` run from behind its folder.
+        """Remove files and folders of a finished, `unused` run from the storage behind its folder.
 
-        The caller removes those in the folder within, and may append to the run's history.
+        Inside the context the caller removes those in the folder, and may append to the run's
+        history.
         """
         yield
 
     def has_copy_of(self, path: Path) -> bool:
-        """Whether a file of a run is a copy of one that is stored elsewhere too."""
+        """Whether a file of a run is a copy of one stored elsewhere."""
         return False
 
 
 def lock_of_run(run: Path) -> AbstractContextManager[None]:
-    """Hold the local lock of the work on a run; `Busy` where another process does."""
+    """Hold the local lock of the work on a run; raises `Busy` if another process does."""
     return locked(run / LOCK, f"the run {run}")
 
 
 def lock_of_scoring(run: Path, dataset: str, evaluation: str) -> AbstractContextManager[None]:
-    """Hold the local lock of scoring a dataset with a run; `Busy` where another process does."""
+    """Hold the local lock of scoring a dataset with a run; raises `Busy` if it is taken."""
     what = f"the predictions of {run} for {dataset} ({evaluation})"
     return locked(run / f"{LOCK}-{evaluation}.{dataset}", what)
 

@@ -1,4 +1,4 @@
-"""Names of the files in a run's folder, wherever its store is."""
+"""Names of the files in a run's folder, for any storage."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ RUN = "run.json"
 DONE = "done.json"
 MODEL = "model.safetensors"
 CHECKPOINTS = "checkpoints"
-"""Folder of training states, each a folder ``step_000000100``."""
+"""Folder of checkpoints, each a folder ``step_000000100``."""
 CHECKPOINT = "checkpoint.json"
-"""Written last into a checkpoint: a folder without it is not a checkpoint."""
+"""Last file written to a checkpoint: a folder without it is not a checkpoint."""
 SEARCHES = "searches"
 INNER = "inner"
 """Folder of a store with the inner catalogs that its searches share."""
 SEARCH, TRIALS, RESULT, BEST = "search.json", "trials.parquet", "result.json", "best.yaml"
 PREDICTIONS = "predictions"
-"""Folder of a folder for each evaluation, with a Parquet file for each dataset."""
+"""Folder with a subfolder per evaluation and in it a Parquet file per dataset."""
 LOCK = ".lock"
-"""Held by the process of this machine that works on the run."""
+"""Lock of the local process that works on the run."""
 
 
 class Ended(TypedDict):
-    """What ``done.json`` holds."""
+    """Content of ``done.json``."""
 
     finished: str
     seconds: Finite

@@ -1,6 +1,6 @@
 """Logs in a run's folder: its history of sessions, metrics of training, hardware of each session.
 
-``history.jsonl`` has each session's start, and its end once it is known.
+``history.jsonl`` has the start and the end of each session.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
 
     Each has ``event`` and ``time`` (ISO, UTC). ``started`` has ``device`` and ``from`` (steps or
     epochs done before); ``finished``, ``failed`` and ``killed`` have ``seconds``, ``failed`` its
-    ``reason``. A last line ``started`` is a session at work, or one that was killed.
+    ``reason``. If the last line is ``started``, the session is running or was killed.
     """
     return list(filter(_is_event, read_lines(folder / HISTORY)))
 
@@ -51,14 +51,14 @@ def _is_event(line: dict[str, Any]) -> bool:
 
 
 def seconds_worked(folder: Path) -> float:
-    """Seconds of all sessions of a run; one without an end counts until its last metrics."""
+    """Seconds of all sessions of a run; a session without an end counts until its last metrics."""
     lines = read_history(folder)
     ended = sum(float(event.get("seconds", 0.0)) for event in lines)
     return ended + (_open_seconds(folder, lines[-1]) if _open(lines) else 0.0)
 
 
 def close_killed(folder: Path) -> None:
-    """Write the end of a session that was killed; the caller knows that nobody works on the run."""
+    """Write the end of a killed session; the caller must know that no process works on the run."""
     path, lines = folder / HISTORY, read_history(folder)
     if path.is_file() and not path.read_bytes().endswith(b"\n"):  # cut off within a line
         with replacing(path) as partial:
@@ -73,7 +73,7 @@ def reason(error: BaseException) -> str:
         return INTERRUPTED
     first = without_home((str(error).strip().splitlines() or [""])[0])
     text = first if type(error).__name__ == "BenchmdError" else f"{type(error).__name__}: {first}"
-    return text[:LONGEST_REASON].encode("utf-8", "replace").decode()  # of a path that is not UTF-8
+    return text[:LONGEST_REASON].encode("utf-8", "replace").decode()  # a path may not be UTF-8
 
 
 def _open(lines: list[dict[str, Any]]) -> bool:
@@ -128,11 +128,11 @@ def _is_number(value: object) -> bool:
 
 
 SESSIONS = "hardware.jsonl"
-"""A line for each session whose work went into the result."""
+"""Log with a line for each session whose work is part of the result."""
 
 
 def record_session(folder: Path, workers: Sequence[Hardware], step: int) -> None:
-    """Record a session that begins at a checkpoint; sessions whose work is lost are dropped.
+    """Record a session that starts from a checkpoint; sessions whose work was lost are dropped.
 
     ``step``: steps or epochs of that checkpoint, 0 without one.
     """

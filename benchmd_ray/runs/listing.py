@@ -16,8 +16,9 @@ from benchmd_ray.runs.history import last_metrics, read_metrics
 from benchmd_ray.runs.store import Run
 
 State = Literal["done", "working", "interrupted", "failed", "waiting"]
-"""``working``: a process of this machine is at it. ``interrupted``: its last session was stopped or
-killed, or works on another machine. ``waiting``: none has begun."""
+"""``working``: a process of this machine works on it. ``interrupted``: its last session was stopped
+or killed, or runs on another machine. ``waiting``: no session has started.
+"""
 STATES: tuple[State, ...] = get_args(State)
 
 
@@ -28,13 +29,13 @@ class Listed:
     run: Run
     state: State
     at: int
-    """Steps or epochs that its metrics reach."""
+    """Steps or epochs according to its metrics."""
     seconds: float
     reason: str
 
     @property
     def unit(self) -> str:
-        """What ``at`` counts."""
+        """Unit of ``at``."""
         return "steps" if self.run.description["kind"] == "pretrain" else "epochs"
 
     @cached_property
@@ -56,7 +57,7 @@ class Listed:
 
     @property
     def data(self) -> dict[str, Any]:
-        """For programs; times in seconds."""
+        """Data for programs; times in seconds."""
         about = self.run.description
         names = ("kind", "modality", "source", "policy", "technique", "setting", "protocol", "seed")
         progress = {

@@ -1,7 +1,7 @@
 """The local mirror of a store on S3: a folder like that of any store, filled from the bucket.
 
 Small files are pulled when a run is opened; weights and checkpoints when they are needed. A hidden
-index in each run's folder says which ETag of the bucket each file has (see `runs.remote`).
+index in each run's folder has the bucket's ETag of each file (see `runs.remote`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from benchmd_ray.runs.files import (
 from benchmd_ray.storage.bucket import Bucket, Object
 
 PENDING = ".done.json"
-"""``done.json`` of a run that is done and could not be published."""
+"""``done.json`` of a finished run that could not be published."""
 TRANSIENT = ("error.json", "failure.txt", "start.safetensors", f"start.safetensors{SUFFIX}")
 LAST = (MODEL, RESULT)
 """Files that are published last: they refer to the others."""
@@ -58,7 +58,7 @@ STEP = ".checkpoint"
 """Key in the index of the checkpoint that was pulled or published."""
 SYNC = ".sync"
 LONGEST_NAME = 200
-"""Bytes of a file's name: file systems allow 255, of which the temporary prefix takes some."""
+"""Most bytes of a file's name: file systems allow 255, including the temporary prefix."""
 PULLING = 8
 MOST_FILES = 10_000
 TOGETHER = 100
@@ -112,14 +112,14 @@ class Mirror:
 
 
 def state(stat: os.stat_result) -> list[int]:
-    """Size, time and inode of a file: they differ once it was changed."""
+    """Size, time and inode of a file, which reveal changes."""
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
 def is_light(name: str) -> bool:
     """Whether a file of a run is pulled whenever the run is opened."""
     *above, last = name.split("/")
-    file = not above and last not in (PREDICTIONS, CHECKPOINTS)  # which are folders
+    file = not above and last not in (PREDICTIONS, CHECKPOINTS)  # checkpoints are folders
     fits = file or (above[:1] == [PREDICTIONS] and len(above) == 2)
     return fits and _harmless(name) and last != MODEL and not last.startswith("lease")
 
@@ -148,7 +148,7 @@ def scores(folder: Path) -> list[Path]:
 
 
 def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
-    """Pull the small files of all runs and searches of a store; by folder, why some are skipped."""
+    """Pull the small files of all runs and searches; returns skipped folders with reasons."""
     searches = store / SEARCHES
     local = [*store.glob(f"*/{RUN}"), *searches.glob(f"*/{SEARCH}")]
     objects: dict[Path, dict[str, Object]] = {path.parent: {} for path in local}
@@ -172,7 +172,7 @@ def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
 
 
 def mirror_of_search(folder: Path, bucket: Bucket) -> Mirror:
-    """The mirror of a search, of which ``bucket`` is the store's."""
+    """The mirror of a search; ``bucket`` is that of the store."""
     below = replace(bucket, address=f"{bucket.address}/{SEARCHES}")
     return Mirror(folder, below, "search", SEARCH)
 
@@ -188,11 +188,11 @@ def refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
             return
         with pulling(mirror.folder):
             if not _idle(mirror.folder):
-                return  # this machine works on it: its own state is the newest
+                return  # this machine works on it, so the local state is the newest
             if mirror.first in objects:
                 _pull(mirror, objects)
             elif mirror.first in mirror.index() and mirror.first not in mirror.objects():
-                remove(mirror.folder)  # removed from the bucket: a mirror brings nothing back
+                remove(mirror.folder)  # removed from the bucket: a mirror must not restore it
 
 
 def pulling(run: Path) -> AbstractContextManager[None]:
@@ -216,11 +216,11 @@ def _explained(mirror: Mirror) -> Iterator[None]:
         place = f"{mirror.address} cannot be copied to {mirror.folder}: {error}"
         if is_disk_full(error, mirror.folder):
             raise DiskFull(f"{place}. To continue, {full_remedy(error)}.") from error
-        remedy = "Check who may write there."
+        remedy = "Check the permissions."
         if isinstance(error, FileExistsError | IsADirectoryError | NotADirectoryError):
             remedy = (
-                "A file and a folder have one name: remove the one that no "
-                f"{mirror.what} writes, there or here."
+                "A file and a folder have the same name: remove the one that does not belong to a "
+                f"{mirror.what}, there or here."
             )
         raise NotPulled(f"{place}. {remedy}") from error
 
@@ -232,8 +232,8 @@ def _light(mirror: Mirror, objects: Mapping[str, Object]) -> list[str]:
     if len(light) > MOST_FILES or size > MAX_BYTES:
         raise NotPulled(
             f"{mirror.address} has {len(light):,} small files of {size:,} bytes in all, expected "
-            f"at most {MOST_FILES:,} and {MAX_BYTES:,} bytes: remove those that no {mirror.what} "
-            "writes."
+            f"at most {MOST_FILES:,} and {MAX_BYTES:,} bytes: remove those that do not belong to a "
+            f"{mirror.what}."
         )
     return light
 
@@ -241,8 +241,8 @@ def _light(mirror: Mirror, objects: Mapping[str, Object]) -> list[str]:
 def _pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
     """Bring the small files of a run up to date.
 
-    Local changes of an unfinished run that are not published stay. A finished run becomes what the
-    bucket has, and so does a search, whose content follows from its journal.
+    Unpublished local changes of an unfinished run stay. A finished run is replaced by the bucket's
+    version, and so is a search, whose content follows from its journal.
     """
     light = _light(mirror, objects)
     search = mirror.first == SEARCH
@@ -276,7 +276,7 @@ def _pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
 
 
 def begun(noted: list[Any] | None) -> bool:
-    """Whether the pull of a file was begun and not completed."""
+    """Whether the pull of a file was started and not completed."""
     return noted is not None and len(noted) == 1
 
 
@@ -286,8 +286,8 @@ def changed(path: Path, noted: list[Any] | None) -> bool:
 
 
 def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]) -> None:
-    """Pull files; one that is gone from the bucket is removed here, too."""
-    # Noted before they are written: where the process is killed, they are pulled again.
+    """Pull files; a file that is gone from the bucket is removed here, too."""
+    # Noted before they are written, so that they are pulled again if the process is killed.
     mirror.note({name: [objects[name].etag] for name in names})
     pulled: dict[str, list[Any] | None] = {}
     try:
@@ -304,7 +304,7 @@ def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]
 
 
 def replace_by_published(mirror: Mirror) -> None:
-    """Make a run's folder what the bucket has, as another machine has worked on it since.
+    """Replace a run's folder by the bucket's version, as another machine has worked on it since.
 
     Raises:
         NotPulled: The objects are not those of a run or search, or cannot be written here.
@@ -314,7 +314,7 @@ def replace_by_published(mirror: Mirror) -> None:
     with _explained(mirror):
         mirror.note(dict.fromkeys(mirror.index()))
         if mirror.first not in objects:
-            return  # nothing is published yet: what is here is the run
+            return  # nothing is published yet: the local files are the run
         remove(mirror.folder / PENDING)
         for path in mirror.folder.iterdir():
             if path.name != mirror.first and not path.name.startswith("."):
@@ -326,7 +326,7 @@ def replace_by_published(mirror: Mirror) -> None:
 
 
 def newest_checkpoint(names: Iterable[str]) -> str | None:
-    """Name of the newest whole checkpoint: ``step_<step>.<session>``."""
+    """Name of the newest complete checkpoint: ``step_<step>.<session>``."""
     pattern = re.compile(rf"{CHECKPOINTS}/(step_\d+\.\w+)/{CHECKPOINT}")
     checkpoints = sorted(match[1] for name in names if (match := pattern.fullmatch(name)))
     return checkpoints[-1] if checkpoints else None
@@ -348,10 +348,10 @@ def _pull_checkpoint(mirror: Mirror, name: str, objects: Mapping[str, Object]) -
 
 
 def fetch_weights(mirror: Mirror) -> None:
-    """Pull the weights of a finished run, if they are published and not here.
+    """Pull the weights of a finished run, if they are published and missing here.
 
     Raises:
-        Damaged: They are not those that the run recorded.
+        Damaged: They differ from those that the run recorded.
     """
     run = mirror.folder
     if not (run / DONE).is_file():

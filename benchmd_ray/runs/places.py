@@ -1,4 +1,4 @@
-"""Folders of stores: for a path or an address, and for messages.
+"""Folders of stores for paths and addresses, and names of stores for messages.
 
 The only module that imports the client of stores on S3, and only for such a store.
 """
@@ -16,7 +16,7 @@ from benchmd_ray.storage.address import SCHEME, local_name, normal
 from benchmd_ray.storage.location import Address, Location
 
 MARKER = ".store.json"
-"""In the folder that mirrors a store on S3: the store's address."""
+"""File in the mirror of a store on S3 with the store's address."""
 MIRROR = re.compile(r"s3-[0-9a-f]{16}")
 RUN_NAME = re.compile(r".+-[0-9a-f]{12}")
 
@@ -24,7 +24,7 @@ RUN_NAME = re.compile(r".+-[0-9a-f]{12}")
 def store_folder(text: str) -> Path:
     """The folder of a store or a run: the path itself, or the mirror of ``s3://bucket/prefix``.
 
-    Asks nothing of the bucket.
+    The bucket is not accessed.
     """
     if not text.startswith(SCHEME):
         return Path(text)
@@ -47,7 +47,7 @@ def shown(folder: Path) -> str:
 
 
 def location_of(store: Path) -> Location:
-    """Where all machines find a store: its folder, or its address on S3."""
+    """Location of a store for all machines: its folder, or its address on S3."""
     return Address(_address(store)) if (store / MARKER).is_file() else store
 
 
@@ -63,8 +63,8 @@ def backing_of(store: Path) -> Backing:
         return mirrored(store, _address(store))
     if MIRROR.fullmatch(store.name) and store.parent.name == "stores":
         raise BenchmdError(
-            f"{store} is the mirror that another machine has of a store on S3: name the store by "
-            "its address, s3://…, on every machine."
+            f"{store} is another machine's mirror of a store on S3: name the store by its address, "
+            "s3://…, on every machine."
         )
     return Backing(store)
 

@@ -1,7 +1,8 @@
 """Predictions of a finished transfer run: every number in a table is computed from them.
 
 An evaluation's predictions for a dataset are ``predictions/<evaluation>/<dataset>.parquet`` in the
-run's folder. Their metadata name the evaluation and its version; a reader refuses another's.
+run's folder. Their metadata state the evaluation and its version; predictions of another version
+are refused.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ ROLES = ("source", "target")
 
 
 class Outdated(BenchmdError):
-    """Predictions of an earlier version of their evaluation: they have to be made again."""
+    """Predictions by an earlier version of their evaluation, which must be made again."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,16 @@ class Predictions:
     """A model's predictions on one dataset's evaluation splits."""
 
     table: pa.Table
-    """A classification has record_id, unit_id, group_id, split, scores, target and the metadata."""
+    """Rows; a classification has record_id, unit_id, group_id, split, scores, target and the
+    metadata.
+    """
     description: dict[str, str]
     """The metadata that `DESCRIPTION` names.
 
     ``version`` is the evaluation's, ``catalog`` a digest, ``also`` the digests of other catalogs
-    that were read (`also_of`), ``options`` are `Catalog.options`, ``hardware`` scored, ``of`` is
-    the run."""
+    that were read (`also_of`), ``options`` are `Catalog.options`, ``hardware`` is that of the
+    scoring, ``of`` is the run.
+    """
 
     @property
     def splits(self) -> list[str]:
@@ -88,7 +92,7 @@ class Predictions:
     ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float64], npt.NDArray[Any]]:
         """Targets (units, classes), scores (units, classes) and patients (units,) of a split.
 
-        A unit is what is scored: a CT scan with all its windows, elsewhere a record.
+        A unit is what is scored: a CT scan with all its windows, otherwise a record.
         """
         table, units = self._of_split(split)
         classes = table["scores"].type.list_size
@@ -103,8 +107,7 @@ class Predictions:
         """Metadata of each unit of a split, in the order of `of_split`.
 
         Columns: unit_id, group_id (the patient) and those of `PERSON` (age in years, sex, site,
-        device, view); null where the source does not say. Of several rows of a unit the first
-        counts.
+        device, view); null if unknown. They are taken from the first row of a unit.
         """
         table, units = self._of_split(split)
         metadata = table.select(["unit_id", "group_id", *PERSON])
@@ -117,7 +120,7 @@ class Predictions:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the columns of scores and targets."""
+        """Names of the classes, in the order of scores and targets."""
         return self.task.classes
 
     @property
@@ -151,8 +154,8 @@ def write_predictions(
 ) -> Path:
     """Write predictions, their metadata (`DESCRIPTION`) and their hash.
 
-    ``catalog`` is what was scored, ``also`` are other catalogs that were read. A table that is not
-    of the evaluation's form is an error, and nothing is written.
+    ``catalog`` was scored, ``also`` are other catalogs that were read. A table that does not fit
+    the evaluation's form is an error, and nothing is written.
     """
     raw = catalog.manifest["raw"]
     description = {
@@ -221,7 +224,7 @@ def _fault(predictions: Predictions) -> str:
     if scores.null_count or not ((values >= 0) & (values <= 1)).all():
         return "a score is missing, NaN or outside 0 to 1"
     if not np.isin(targets, (0, 1, UNKNOWN)).all():
-        return "a target is none of 1, 0 and -1"
+        return "a target is not 1, 0 or -1"
     ages = table["age"].to_numpy()
     if (np.isinf(ages) | (ages < 0)).any():
         return "an age is negative or infinite"
@@ -232,10 +235,10 @@ CLASSIFIED = Form("classification", 3, _fault)
 
 
 def read_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
-    """Read predictions, compared with their hash.
+    """Read predictions, verified by their hash.
 
     Raises:
-        Damaged: The file is not what was written, or not of this evaluation.
+        Damaged: The file was changed, or is of another evaluation.
         Outdated: It is of another version of the evaluation.
     """
     require_hash(path, _remedy(path))
@@ -243,7 +246,7 @@ def read_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
 
 
 def parsed_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
-    """Read predictions without comparing their hash; everything else is validated.
+    """Read predictions without verifying their hash; everything else is validated.
 
     Raises:
         Damaged: The file has another form.
@@ -286,12 +289,12 @@ def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
             if not isinstance(parse_json(description[key]), dict):
                 raise ValueError(f"{key} is of another type")
         if not all(type(count) is int for count in parse_json(description["warnings"]).values()):
-            raise ValueError("a count of its warnings is not one")
+            raise ValueError("a count of its warnings is not a number")
         version = int(description["version"])
         if not all(
             0 <= int(description[f"raw_{name}"]) < 2**63 for name in ("records", "expected")
         ):
-            raise ValueError("a count of raw records is none")
+            raise ValueError("a count of raw records is not a number")
         if description["provenance"] not in PROVENANCES:
             raise ValueError(f"its provenance is {description['provenance']!r}")
         if description["role"] not in ROLES:
@@ -299,7 +302,7 @@ def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
         typed(Task, parse_json(description["task"]), "task")
         from_json(description["hardware"])
     except (KeyError, ValueError, RecursionError, BenchmdError) as error:
-        why = f"it does not say what predictions say ({type(error).__name__}: {error})"
+        why = f"its description cannot be used ({type(error).__name__}: {error})"
         raise Damaged(path, why, _remedy(path)) from error
     require_of(description[OF], path.parents[2], path, _remedy(path))
     for name, stated, place in (

@@ -1,6 +1,6 @@
-"""Publishing a run of a store on S3, while a session works on it and at its end.
+"""Publishing of a run in a store on S3, during and at the end of a session.
 
-Everything is put under the run's lease; `runs.remote` states the invariants.
+All writes need the run's lease; `runs.remote` states the invariants.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Publication:
         """Whether the work has ended well, whatever became of its publication."""
 
     def start(self) -> None:
-        """Publish what is there, and then every `PUBLISH_SECONDS`."""
+        """Publish the existing files, and then changes every `PUBLISH_SECONDS`."""
         self.push()
         self._thread.start()
 
@@ -66,7 +66,10 @@ class Publication:
         try:
             step = self._snapshot(snapshot) if checkpoint else None
             files = [*local_files(self._mirror.folder)]
-            for name, path in (*files, *files):  # a pair that was replaced between the two, again
+            for name, path in (
+                *files,
+                *files,
+            ):  # a pair replaced between the two uploads is published again
                 self.push_file(name, path)
             if step is not None:
                 self._push_checkpoint(snapshot, step)
@@ -79,7 +82,9 @@ class Publication:
         if not changed(path, mirror.index().get(name)):
             return
         self._lease.require()
-        with path.open("rb") as file:  # which stays the same if the path is replaced meanwhile
+        with path.open(
+            "rb"
+        ) as file:  # an open file stays the same if the path is replaced meanwhile
             stat = os.fstat(file.fileno())
             etag = mirror.bucket.upload(file, stat.st_size, mirror.key(name))
         mirror.note({name: [etag, *state(stat)]})
@@ -102,11 +107,11 @@ class Publication:
             etag = self._put_done(folder / PENDING)
         except BucketError as error:
             raise Transient(
-                f"the run is done and could not be published: {error} It is kept in {folder}: the "
-                "same command on this machine publishes it, once it can."
+                f"the run is finished but could not be published: {error} It is kept in {folder}: "
+                "the same command on this machine publishes it later."
             ) from error
         if not keep_checkpoint:
-            with contextlib.suppress(BucketError):  # `benchmd prune` finds what stays
+            with contextlib.suppress(BucketError):  # `benchmd prune` finds leftovers
                 self._delete_checkpoints(but=None)
         (folder / PENDING).replace(folder / DONE)
         self._mirror.note({DONE: [etag, *state((folder / DONE).stat())]})
@@ -117,8 +122,8 @@ class Publication:
         if etag is not None:
             return etag
         there = mirror.bucket.read(mirror.key(DONE))
-        if there is None or there.data != data:  # else an earlier try wrote it
-            raise LeaseLost(f"another machine has finished {mirror.address}: look again.")
+        if there is None or there.data != data:  # otherwise an earlier try wrote it
+            raise LeaseLost(f"another machine has finished {mirror.address}: check again.")
         return there.etag
 
     def _regularly(self) -> None:
@@ -127,7 +132,7 @@ class Publication:
                 return
 
     def try_push(self) -> bool:
-        """Publish what has changed; an outage is logged once. Whether to keep trying."""
+        """Publish changes; an outage is logged once. Returns whether to keep trying."""
         place = self._mirror.address
         try:
             self.push()
@@ -140,12 +145,12 @@ class Publication:
             self._failing = True
             return True
         if self._failing:
-            logger.warning("%s is published again", place)
+            logger.warning("%s can be published again", place)
         self._failing = False
         return True
 
     def _snapshot(self, folder: Path) -> str | None:
-        """Link the newest checkpoint, unless it is published, as training may replace it."""
+        """Link the newest unpublished checkpoint, since training may replace it."""
         remove(folder)
         paths = sorted(self._mirror.folder.glob(f"{CHECKPOINTS}/step_*/{CHECKPOINT}"))
         published = self._mirror.index().get(STEP, [""])[0].partition(".")[0]
@@ -177,7 +182,7 @@ class Publication:
         self.delete([n for n in names if but is None or not n.startswith(f"{start}{but}/")])
 
     def delete(self, names: list[str]) -> None:
-        """Delete published files; of a checkpoint, first the file that makes it whole.
+        """Delete published files; for a checkpoint, first the file that marks it as complete.
 
         Raises:
             LeaseLost: Another machine has taken over.
@@ -190,7 +195,7 @@ class Publication:
 
 
 def _link(source: str, target: str) -> None:
-    """Link a file, whose content is never changed, or copy it where links are not supported."""
+    """Link a file whose content never changes, or copy it if links are not supported."""
     try:
         os.link(source, target)
     except FileNotFoundError:

@@ -1,25 +1,25 @@
-"""A store on S3: work on its runs under a lease, published while it continues.
+"""A store on S3: runs are worked on under a lease, and published during the work.
 
-A store on S3 is mirrored by a folder of each machine (`runs.mirror`); all else works on
-that folder, and meets S3 only as a `runs.backing.Backing`. What holds, whatever is
-killed and whenever:
+Each machine mirrors a store on S3 in a folder (`runs.mirror`); all other code works on that folder,
+and accesses S3 only through a `runs.backing.Backing`. Invariants that hold whenever a process is
+killed:
 
-1. One session works on a run. It holds the run's lease (`storage.lease`), taken and renewed by
-   conditional puts only, and the mirror's local lock. Objects are put and deleted only under a
-   lease that is certainly held at that moment; a session that lost it publishes nothing more.
-2. Nothing half-written counts. An object is put whole. A checkpoint is in a folder that one
-   session alone writes, its ``checkpoint.json`` last; the older one is deleted after. ``done.json``
-   is put last of all, and only if there is none; its hash tells foreign weights.
-3. Metrics are published before the checkpoint that they lead to, which is held before they are
-   read: who resumes from a checkpoint has every line up to it.
-4. The bucket is the truth. A session first makes its mirror what the bucket has, unless this
-   mirror's own session was the last to hold the lease. A finished run is as the bucket has it,
-   and so is a search, whose journal is there alone.
-5. A run is finished here once it is finished there. Work that is done and could not be published
-   stays in the mirror and is published when the run is opened again, unless another machine has
-   gone on with it.
-6. An outage while a session works delays publishing and is said once; at its start and at its end
-   it is an error.
+1. Only one session works on a run. It holds the run's lease (`storage.lease`), taken and renewed
+   only by conditional puts, and the mirror's local lock. Objects are put and deleted only while the
+   lease is certainly held; a session that lost it publishes nothing more.
+2. Nothing half-written counts. Objects are put atomically. A checkpoint is in a folder that only
+   one session writes, with ``checkpoint.json`` last; the older checkpoint is deleted afterwards.
+   ``done.json`` is put last of all, and only if there is none; its hash reveals foreign weights.
+3. Metrics are published before the checkpoint that they lead to, and the checkpoint is fixed before
+   they are read, so a session that resumes from a checkpoint has every line up to it.
+4. The bucket is authoritative. A session first updates its mirror from the bucket, unless this
+   mirror's own session was the last to hold the lease. A finished run always equals the bucket's
+   version, and so does a search, whose journal is only in the bucket.
+5. A run is finished here once it is finished in the bucket. Finished work that could not be
+   published stays in the mirror and is published when the run is opened again, unless another
+   machine has continued it.
+6. An outage during a session delays publishing and is logged once; at its start and at its end it
+   is an error.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from benchmd_ray.storage.bucket import Bucket, open_bucket
 from benchmd_ray.storage.lease import Lease, require_free, wait_for
 
 KEEPS = "keeps-weights-"
-"""Prefix of the leases of plans and searches that keep weights, at the top of a store."""
+"""Prefix of the leases of plans and searches that protect weights, at the top level of a store."""
 PRUNES = "pruning.json"
 
 
@@ -80,7 +80,7 @@ class Mirrored(Backing):
         return refresh_store(self.store, self.bucket)
 
     def fetch_weights(self, run: Path) -> None:
-        """Pull the weights of a finished run, if they are published and not here."""
+        """Pull the weights of a finished run, if they are published and missing here."""
         fetch_weights(self.mirror(run))
 
     def with_weights(self) -> set[str]:
@@ -113,7 +113,7 @@ class Mirrored(Backing):
     def searching(self, search: Path) -> Iterator[Callable[[], None]]:
         """Work on a search under its lease and publish its small files."""
         mirror = mirror_of_search(search, self.bucket)
-        refresh(mirror, mirror.objects())  # one that was removed there is not brought back
+        refresh(mirror, mirror.objects())  # a search that was removed there is not restored
         with contextlib.ExitStack() as stack:
             with pulling(search):
                 stack.enter_context(super().searching(search))
@@ -124,13 +124,13 @@ class Mirrored(Backing):
                 publication.push()
             except BucketError as error:
                 raise Transient(
-                    f"what the search has found could not be published: {error} The same command "
-                    "publishes it, once it can."
+                    f"the results of the search could not be published: {error} The same command "
+                    "publishes them later."
                 ) from error
 
     def publish_rest(self, run: Path, *, keep_checkpoint: bool) -> None:
-        """Publish an end and predictions that could not be published when they were made."""
-        with contextlib.suppress(Busy):  # another process is at it
+        """Publish a finished run and predictions that could not be published earlier."""
+        with contextlib.suppress(Busy):  # another process is working on it
             if (run / PENDING).is_file() and not (run / DONE).is_file():
                 with self.working(run) as finish:
                     if (run / PENDING).is_file():
@@ -150,7 +150,7 @@ class Mirrored(Backing):
 
     @contextlib.contextmanager
     def keeping_weights(self) -> Iterator[None]:
-        """Keep all weights of the store, for other machines too."""
+        """Protect all weights of the store, on all machines."""
         key = f"{KEEPS}{uuid.uuid4().hex}.json"
         with super().keeping_weights():
             record = self.store / f".lease-{key}"
@@ -158,8 +158,8 @@ class Mirrored(Backing):
             lease.acquire()
             try:
                 with lease.renewing():
-                    # Who removes weights takes its lease and then looks for this one, so that one
-                    # of the two sees the other, whichever comes first.
+                    # A process that removes weights takes its own lease and then checks for this
+                    # one, so one of the two always sees the other.
                     with self._pruning_gate():
                         wait_for(self._pruning_lease())
                     yield
@@ -176,11 +176,11 @@ class Mirrored(Backing):
             yield lease.require
 
     def _pruning_lease(self) -> Lease:
-        what = f"what is removed of the store {self.bucket.address}"
+        what = f"the removal of weights from the store {self.bucket.address}"
         return Lease(self.bucket, PRUNES, self.store / f".lease-{PRUNES}", what)
 
     def _keepers(self) -> int:
-        """The number of plans and searches that keep weights, on any machine.
+        """Number of plans and searches that protect weights, on any machine.
 
         Another machine that has not reached the bucket for `LEASE_SECONDS` is not counted.
         """
@@ -197,7 +197,7 @@ class Mirrored(Backing):
         return sorted(run.glob(SNAPSHOT))
 
     def sizes(self, run: Path, names: Sequence[str]) -> dict[str, int]:
-        """Bytes of those of these files and folders of a run that are published."""
+        """Bytes of the given files and folders of a run that are published."""
         sizes: dict[str, int] = {}
         for key, value in self.mirror(run).objects().items() if names else ():
             name = key.partition("/")[0]
@@ -235,13 +235,13 @@ class Mirrored(Backing):
 
 
 def mirrored(store: Path, address: str) -> Mirrored:
-    """The store on S3 at an address; nothing is asked of the bucket yet."""
+    """The store on S3 at an address; the bucket is not accessed yet."""
     return Mirrored(store, open_bucket(address))
 
 
 @contextlib.contextmanager
 def _published(mirror: Mirror) -> Iterator[Publication]:
-    """Hold the lease of a run or a search and publish the work, under its local lock."""
+    """Hold the lease and the local lock of a run or a search, and publish the work."""
     lease = _lease(mirror)
     current = lease.acquire()
     with lease.renewing():
@@ -270,19 +270,19 @@ def _lease(mirror: Mirror) -> Lease:
 
 
 def _publish_predictions(publication: Publication, run: Path, path: Path, what: str) -> None:
-    """Publish a file of predictions, after its hash and the files that it names, such as masks.
+    """Publish a file of predictions after its hash and the files that it refers to, such as masks.
 
-    Mirrors do not pull the named files. `Transient` if the bucket cannot be reached.
+    Mirrors do not pull these other files. Raises `Transient` if the bucket cannot be reached.
     """
     try:
-        folders = (path.stem, f"{path.stem}.*")  # of a method of its own, such as a baseline
+        folders = (path.stem, f"{path.stem}.*")  # of a separate method, such as a baseline
         named = sorted(file for name in folders for file in path.parent.glob(f"{name}/[!.]*"))
         for file in (*named, path.with_name(f"{path.name}{SUFFIX}"), path):
             publication.push_file(file.relative_to(run).as_posix(), file)
     except BucketError as error:
         raise Transient(
-            f"{what} are written and could not be published: {error} They are kept in {path}: "
-            "the same command on this machine publishes them, once it can."
+            f"{what} are written but could not be published: {error} They are kept in {path}: the "
+            "same command on this machine publishes them later."
         ) from error
 
 

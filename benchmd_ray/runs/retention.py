@@ -1,7 +1,7 @@
 """Pruning: which files of runs may be removed to free space.
 
-Predictions, metrics, settings and histories always stay: every table and figure can be made again.
-An unfinished run keeps its checkpoint. Runs that somebody works on or scores with are skipped.
+Predictions, metrics, settings and histories always stay, so every table and figure can be made
+again. An unfinished run keeps its checkpoint. Runs in use are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = ("weights", "checkpoints", "leftovers")
 
 @dataclass(frozen=True)
 class Removal:
-    """Files of a run that are removed."""
+    """Removed files of a run."""
 
     run: str
     kind: Kind
@@ -40,22 +40,22 @@ class Pruned:
 
     removals: tuple[Removal, ...]
     left: tuple[str, ...]
-    """Runs that keep weights or files that need not stay, each with the reason."""
+    """Reasons why some runs keep unneeded weights or files."""
 
     def bytes_of(self, kind: Kind) -> int:
         return sum(removal.bytes for removal in self.removals if removal.kind == kind)
 
 
 def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
-    """Remove files that need not stay from a store.
+    """Remove unneeded files from a store.
 
-    With ``keep`` ``models``, checkpoints of finished runs go; with ``predictions`` their weights
-    too, unless an unfinished run needs them or nothing was made from them yet. ``dry_run`` only
+    With ``keep`` ``models`` the checkpoints of finished runs are removed; with ``predictions`` also
+    their weights, unless an unfinished run needs them or they were not used yet. ``dry_run`` only
     reports.
 
     Raises:
         BenchmdError: The folder is not a store, its bucket cannot be reached, or another machine
-            has taken over since this one was silent for too long.
+            has taken over because this one was silent for too long.
     """
     _require_store(store)
     with ExitStack() as stack:
@@ -98,7 +98,8 @@ def _prune(
 def release(run: Run, keep: Keep) -> int:
     """Remove files of a finished run that its plan no longer needs; bytes freed.
 
-    0 while somebody works with it, or another plan or search in its store.
+    Nothing is removed while another process uses the run, or another plan or search works in its
+    store.
     """
     with suppress(Busy), backing_of(run.folder.parent).removing_weights(of_own=True):
         return sum(removal.bytes for removal in _prune_run(run, keep, dry_run=False))
@@ -106,7 +107,7 @@ def release(run: Run, keep: Keep) -> int:
 
 
 def drop_copies(store: Path, *, dry_run: bool = False) -> Pruned:
-    """Remove this machine's copies of weights that a store on S3 has; they are pulled again.
+    """Remove this machine's copies of weights in a store on S3; they are pulled again when needed.
 
     Raises:
         BenchmdError: The store is not on S3.
@@ -131,10 +132,10 @@ def drop_copies(store: Path, *, dry_run: bool = False) -> Pruned:
 
 
 def needed_weights(runs: Sequence[Run]) -> dict[str, str]:
-    """Finished runs whose weights are still needed, by name, with the reason.
+    """Reasons why weights of finished runs are still needed, by name of the run.
 
-    A pretraining's weights are needed while a transfer from it is not finished, and until there is
-    one; a transfer's until something is scored with them.
+    A pretraining's weights are needed until there is a transfer from it and all are finished; a
+    transfer's until it was scored.
     """
     needed: dict[str, str] = {}
     transfers: dict[str, list[Run]] = {}
@@ -149,9 +150,9 @@ def needed_weights(runs: Sequence[Run]) -> dict[str, str]:
             if open_ones:
                 needed[name] = f"{open_ones[0]} is not finished"
             elif not after:
-                needed[name] = "nothing was transferred from it yet"
+                needed[name] = "there is no transfer from it yet"
         elif not predictions_of(run.folder):
-            needed[name] = "nothing was scored with them yet"
+            needed[name] = "they were not used for scoring yet"
     finished = [run.folder.name for run in runs if run.finished]
     return {name: needed[name] for name in finished if name in needed}
 
@@ -165,8 +166,8 @@ def _runs_of(store: Path) -> tuple[list[Run], list[str]]:
 def _require_store(store: Path) -> None:
     if not backing_of(store).on_s3 and not any(store.glob(f"*/{RUN}")):
         raise BenchmdError(
-            f"{store} is not a store: it has no folder of a run. Name the folder that --store "
-            "named; nothing was removed."
+            f"{store} is not a store: it has no folder of a run. Name the folder given to --store; "
+            "nothing was removed."
         )
 
 
@@ -199,7 +200,7 @@ def _leftovers(folder: Path, others: Sequence[Path]) -> list[Removal]:
 
 
 def _unkept(run: Run, keep: Keep) -> dict[str, Kind]:
-    """Files and folders of a run that need not stay, whether they are there or not."""
+    """Files and folders of a run that are not kept, whether they exist or not."""
     if not run.finished or keep == "checkpoints":
         return {}
     weights: dict[str, Kind] = {MODEL: "weights"} if keep == "predictions" else {}

@@ -1,9 +1,9 @@
-"""A store of runs: one folder each, named by the hash of what determines it.
+"""A store of runs: one folder per run, named by the hash of its determinants.
 
 A run folder holds ``run.json``, what training and evaluation write, ``history.jsonl`` and
 ``done.json`` once it is finished. A finished run is never done twice; an unfinished one is resumed.
-Files are compared with their hash when they are read, and the folder's name with the determinants.
-`runs.backing` is the only interface to the place of a store; a store on S3 has a local mirror.
+Files are verified by their hash when they are read, and the folder's name by the determinants.
+`runs.backing` is the only interface to a store's storage; a store on S3 has a local mirror.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.runs import history
 from benchmd_ray.runs.files import CHECKPOINTS, DONE, MODEL, RUN, Ended
 from benchmd_ray.runs.places import backing_of
-from benchmd_ray.runs.places import shown as shown  # how commands name a store or a run
+from benchmd_ray.runs.places import shown as shown  # names of a store or a run in commands
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.schema.typed import Count, typed
 from benchmd_ray.settings.definition import Settings, updated
 
 Keep = Literal["checkpoints", "models", "predictions"]
-"""Files that stay of a finished run, see `ExecutionSettings.keep`."""
+"""Files of a finished run that are kept, see `ExecutionSettings.keep`."""
 CONFIG_BYTES = 2**20
 
 
 class RunDeterminants(TypedDict):
-    """What determines a run, at least."""
+    """Required determinants of a run."""
 
     catalog: str
     parts: NotRequired[dict[str, Any]]
 
 
 class RunForm(TypedDict):
-    """What ``run.json`` holds at least."""
+    """Required content of ``run.json``."""
 
     kind: str
     technique: str
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether ``done.json`` is there."""
+        """Whether it has ``done.json``."""
         return (self.folder / DONE).is_file()
 
     @property
@@ -97,7 +97,7 @@ class Run:
         """``finished`` (ISO time, UTC), ``seconds``, ``model_sha256``; empty until it is finished.
 
         Raises:
-            Damaged: ``done.json`` is not what was written.
+            Damaged: ``done.json`` was changed.
         """
         if not self.finished:
             return {}
@@ -122,7 +122,7 @@ class Run:
 
     @functools.cached_property
     def modality(self) -> Modality:
-        """Modality as the run's own card states it."""
+        """Modality as described in the run."""
         card: Modality = typed(Modality, self.description["modality_card"], f"{self.folder / RUN}")
         return card
 
@@ -140,9 +140,9 @@ def run_folder(store: Path, name: str, description: dict[str, Any]) -> Path:
 def open_run(
     store: Path, name: str, description: dict[str, Any], check: Callable[[], object] | None = None
 ) -> Run:
-    """The run with these determinants: the existing one, or a new folder.
+    """Open the run with these determinants: the existing one, or a new folder.
 
-    ``check`` is called before a folder is made: a run that it refuses leaves none.
+    ``check`` is called before a folder is made, so a refused run leaves no folder.
     """
     folder = run_folder(store, name, description)
     backing_of(store).refresh(folder)
@@ -157,10 +157,10 @@ def open_run(
 
 @contextmanager
 def working(run: Run, device: str | None = None, keep: Keep = "models") -> Iterator[None]:
-    """Work on a run; it is finished when the work ends without an error.
+    """Work on a run; it becomes finished if the work ends without an error.
 
-    ``device`` is recorded in its history. With ``keep`` ``checkpoints`` its last checkpoint stays,
-    else only its weights.
+    ``device`` is recorded in its history. With ``keep`` ``checkpoints`` its last checkpoint is
+    kept, otherwise only its weights.
 
     Raises:
         Busy: Another process works on it, or has just finished it.
@@ -169,7 +169,7 @@ def working(run: Run, device: str | None = None, keep: Keep = "models") -> Itera
     folder = run.folder
     with backing_of(folder.parent).working(folder) as finish:
         if run.finished:
-            raise Busy(f"another process has just finished the run {folder}: look again.")
+            raise Busy(f"another process has just finished the run {folder}: check again.")
         remove_partial(folder)
         with _session(run, device):
             yield
@@ -180,7 +180,7 @@ def working(run: Run, device: str | None = None, keep: Keep = "models") -> Itera
 
 @contextmanager
 def scoring(run: Run, dataset: str, evaluation: str = CLASSIFIED.evaluation) -> Iterator[None]:
-    """Lock an evaluation's predictions to write them; check within whether they exist by now.
+    """Lock an evaluation's predictions for writing; inside, check again whether they exist.
 
     Raises:
         Busy: Another process scores that dataset with this run.
@@ -190,7 +190,7 @@ def scoring(run: Run, dataset: str, evaluation: str = CLASSIFIED.evaluation) -> 
 
 
 def require_weights(run: Run) -> None:
-    """Make sure that a finished run's weights are here; those of a store on S3 are pulled.
+    """Make sure that a finished run's weights are here; from a store on S3 they are pulled.
 
     Raises:
         Damaged: They are not those that the run recorded.
@@ -204,10 +204,10 @@ def require_weights(run: Run) -> None:
     if not run.finished:
         raise BenchmdError(f"{name} is not finished: run its `benchmd {command}` again.")
     raise BenchmdError(
-        f"{name}: its weights were pruned: what was scored with them stays, and nothing new can be "
-        f"made from them. To have them again, remove {name} with all its files, predictions too, "
-        f"and do that `benchmd {command}` again, or do it in another store; keep them with --set "
-        "execution.keep=models."
+        f"{name}: its weights were pruned: its predictions stay, but nothing new can be computed "
+        f"from it. To get weights again, remove {name} with all its files, including predictions, "
+        f"and run its `benchmd {command}` again, or run it in another store; keep weights with "
+        "--set execution.keep=models."
     )
 
 
@@ -238,10 +238,10 @@ def _done(run: Run) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run's folder; an unfinished one of a store on S3 as the bucket has it now.
+    """Read a run's folder; an unfinished run in a store on S3 is refreshed from the bucket.
 
     Raises:
-        Damaged: A file is not what was written, or the folder is named for another run.
+        Damaged: A file was changed, or the folder is named for another run.
         BenchmdError: The folder is not a run.
     """
     backing = backing_of(folder.parent)
@@ -258,13 +258,13 @@ def _read(folder: Path) -> Run:
     if not path.is_file():
         remedy = "Name a folder that `benchmd pretrain` or `benchmd transfer` printed."
         if _of_transformers(folder):
-            remedy = f"It is one of transformers: did you mean hf:{shown(folder)}?"
+            remedy = f"It is a folder of transformers: did you mean hf:{shown(folder)}?"
         raise BenchmdError(f"{shown(folder)} is not a run (no {RUN}). {remedy}")
     remedy = Run(folder, {}).remedy
     run = Run(folder, read_hashed_json(path, remedy, RunForm))
     if not folder.resolve().name.endswith(f"-{run.digest[:12]}"):
         why = f"it describes a run whose folder ends in -{run.digest[:12]}"
-        raise Damaged(path, why, f"Give the folder the name that it had. {remedy}")
+        raise Damaged(path, why, f"Give the folder its original name. {remedy}")
     try:
         _ = run.settings, run.modality, run.done
     except Damaged:
@@ -286,7 +286,7 @@ def read_stores(paths: list[Path]) -> StoredItems[Run]:
     """Runs in these folders, each a run or a store of runs.
 
     Raises:
-        BenchmdError: A folder holds no run, or a run that is named itself cannot be read.
+        BenchmdError: A folder has no run, or a run that was named directly cannot be read.
     """
     runs: dict[Path, Run] = {}
     damaged: dict[Path, str] = {}
@@ -302,11 +302,11 @@ def read_stores(paths: list[Path]) -> StoredItems[Run]:
             stores = sorted({run.parent.parent for run in path.glob(f"*/*/{RUN}")})
             below = f" Did you mean {shown(stores[0])}?" if stores else ""
             raise BenchmdError(
-                f"{shown(path)} holds no run: name a run's folder or a store of runs.{below}"
+                f"{shown(path)} has no run: name a run's folder or a store of runs.{below}"
             )
         for folder in folders:
             if folder in skipped:
-                continue  # what is here may be older
+                continue  # local files may be older
             try:
                 runs[folder.resolve()] = _read(folder)
             except (BenchmdError, OSError) as error:

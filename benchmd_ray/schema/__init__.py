@@ -1,1 +1,1 @@
-"""What people write as text: YAML without surprises, typed values, ranges."""
+"""Text written by people: restricted YAML, typed values, ranges."""

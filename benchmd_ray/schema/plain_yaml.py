@@ -1,7 +1,7 @@
-"""YAML of plain values, bounded: no text makes reading it take long or much memory.
+"""Bounded YAML of plain values: no text can make reading it slow or use much memory.
 
-Format: https://yaml.org/spec/1.1/, without tags, merges and dates. Texts are in Unicode's composed
-form, as names are compared.
+Format: https://yaml.org/spec/1.1/, without tags, merges and dates. Texts are converted to Unicode's
+composed form, in which names are compared.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ import yaml
 from benchmd_ray.errors import BenchmdError, composed, same_form, shown
 
 MAX_CHARACTERS = 2**16
-"""Of a text; the largest file of the package has 4,400. So many are read in about a second."""
+"""Most characters of a text, which take about a second; the largest file of the package has
+4,400.
+"""
 MAX_DEPTH = 16
-"""Of nested lists and mappings; four are in use. Reading takes a few Python frames for each."""
+"""Deepest nesting of lists and mappings; four levels are in use. Each takes a few Python frames."""
 MAX_VALUES = 10_000
-"""Values of a text, those of an anchor counted anew at each of its aliases."""
+"""Most values of a text, counting those of an anchor again for each alias."""
 MAX_DIGITS = 40
-"""Characters of a number; 64 bits take 20."""
+"""Most characters of a number; 64 bits take 20."""
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 UNTAKEN = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
-"""What SafeLoader recognises without a tag, and what stays a text here."""
+"""Implicit types of SafeLoader that stay text here."""
 
 
 def read_yaml(text: str, what: str) -> Any:
@@ -37,7 +39,7 @@ def read_yaml(text: str, what: str) -> Any:
         what: What it is, for messages, such as ``the card x.yaml``.
 
     Raises:
-        BenchmdError: It is not such a text, has a key twice, or is too long or too deeply nested.
+        BenchmdError: It is not valid, has a key twice, or is too long or too deeply nested.
     """
     try:
         if len(text) > MAX_CHARACTERS:
@@ -51,7 +53,7 @@ def read_yaml_file(path: Path, what: str) -> Any:
     """Value of a YAML file, see `read_yaml`.
 
     Raises:
-        BenchmdError: See `read_yaml`; or the file cannot be opened or is not UTF-8 text.
+        BenchmdError: As for `read_yaml`, or the file cannot be opened or is not UTF-8 text.
     """
     try:
         with path.open("rb") as file:
@@ -68,7 +70,7 @@ def yaml_text(content: Any, **options: Any) -> str:
 
     Args:
         content: Mappings, lists, texts, numbers, true, false and null.
-        **options: Of ``yaml.dump``, such as its width.
+        **options: Options of ``yaml.dump``, such as its width.
     """
     dumped: str = yaml.dump(
         content, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, **options
@@ -77,7 +79,7 @@ def yaml_text(content: Any, **options: Any) -> str:
 
 
 class Lined(dict[Any, Any]):
-    """A mapping with the line, from 1, of each key that was read from a text."""
+    """A mapping that knows the line number, from 1, of each key."""
 
     def __init__(self, content: Mapping[Any, Any] | None = None) -> None:
         super().__init__(content or {})
@@ -85,7 +87,7 @@ class Lined(dict[Any, Any]):
 
 
 class _PlainValues(yaml.SafeLoader):
-    """Refuses a short text that would become a large or deep value, before it does."""
+    """A loader that refuses a short text before it expands to a large or deep value."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as the class above has it
         first: [(tag, pattern) for tag, pattern in resolvers if tag not in UNTAKEN]
@@ -102,8 +104,8 @@ class _PlainValues(yaml.SafeLoader):
         """The next node.
 
         Raises:
-            ComposerError: It has a tag, is nested too deeply, makes too many values, or is a number
-                of too many digits or a text that is not Unicode.
+            ComposerError: It has a tag, is nested too deeply, expands to too many values, or is a
+                number with too many digits or a text that is not Unicode.
         """
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         before = self.values
@@ -111,7 +113,9 @@ class _PlainValues(yaml.SafeLoader):
             if event.anchor in self.anchors:  # an alias within its own anchor has no count yet
                 self.values += self.anchored.get(event.anchor, MAX_VALUES)
         elif event.tag is not None:
-            raise _refused(f"the tag {shown(event.tag)} is not taken: write plain values", event)
+            raise _refused(
+                f"the tag {shown(event.tag)} is not supported: write plain values", event
+            )
         self.values += 1
         self.depth += 1
         if self.depth > MAX_DEPTH or self.values > MAX_VALUES:
@@ -162,7 +166,7 @@ class _PlainDumper(yaml.SafeDumper):
     """Quotes texts that `read_yaml` would take for numbers."""
 
 
-for _way in (_PlainValues, _PlainDumper):  # YAML 1.1 takes 1e-4 for a text, YAML 1.2 for a number
+for _way in (_PlainValues, _PlainDumper):  # 1e-4 is text in YAML 1.1, a number in YAML 1.2
     _way.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
 _PlainValues.add_constructor("tag:yaml.org,2002:map", _lined)
 

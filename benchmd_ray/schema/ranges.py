@@ -1,4 +1,4 @@
-"""Ranges of numbers, stated with the fields of dataclasses, and their text in messages and help."""
+"""Ranges of dataclass fields, and their text in messages and help."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Within:
         return over and under and math.isfinite(value)
 
     def __str__(self) -> str:
-        """What is expected: ``1 or more``, ``a number in [0, 1)``."""
+        """The expected values: ``1 or more``, ``a number in [0, 1)``."""
         if self.high == math.inf:
             text = f"{self.low:,g} or more"
             if self.above:

@@ -1,4 +1,4 @@
-"""Plain values of files as the types that dataclasses declare, validated by pydantic."""
+"""Conversion of plain values from files to the types of dataclasses, validated by pydantic."""
 
 from __future__ import annotations
 
@@ -23,16 +23,27 @@ LARGEST = 2**63 - 1
 """The largest whole number of 64 bits."""
 
 MAX_DEPTH = 100
-"""Levels of lists and mappings; YAML texts have fewer."""
+"""Most levels of lists and mappings; YAML texts have fewer."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a pair, which no UTF-8 file can hold."""
 LINE = re.compile(r", line \d+(?=[:.]|$)")
 
-EXPECTED = {
+TYPES = {
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "none_required": "null",
+    "list_type": "a list",
+    "dict_type": "an object",
+}
+"""What a form expects, by the type of pydantic's error."""
+
+EXPECTED = TYPES | {
     "dict_type": "names with values",
     **dict.fromkeys(("list_type", "tuple_type"), "a list such as [0.5, 0.75]"),
 }
-"""What was expected, by the type of pydantic's error."""
+"""What people are told to write, by the type of pydantic's error."""
 
 UNKNOWN = "unexpected_keyword_argument"
 
@@ -42,21 +53,21 @@ _adapter: Any = functools.cache(TypeAdapter)
 
 
 Path = Sequence[str | int]
-"""Keys and positions from a value to one within it."""
+"""Keys and indices from a value to a nested one."""
 
 
 def typed(kind: Any, value: Any, where: str) -> Any:
-    """``value`` as ``kind``, strictly: numbers, texts and truth values never become one another.
+    """Convert ``value`` to ``kind``, strictly: numbers, texts and truth values are never converted.
 
     Args:
         kind: bool, int, float, str, a Literal, one of these or None; a list, tuple or dict of
             these (dict[str, PlainValue] for any names); or a dataclass, for a mapping.
-        value: A plain value, or lists and mappings of such.
+        value: A plain value, or lists and mappings of plain values.
         where: Name of the value, for messages, such as ``setting pretrain.steps``.
 
     Raises:
-        BenchmdError: It is of another type, NaN, infinite or beyond 64 bits, or a mapping with an
-            unknown key or without one that has no default.
+        BenchmdError: It has another type, is NaN, infinite or beyond 64 bits, or is a mapping with
+            an unknown key or without a required one.
     """
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)  # 1e4 steps
@@ -66,7 +77,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         # JSON's strict mode takes lists for tuples and mappings for dataclasses
         return _adapter(kind).validate_json(json.dumps(value), strict=True, extra="forbid")
     except ValidationError as error:
-        # a misspelt key says more than the key that is missing for it
+        # an unknown key explains more than the key that is missing instead
         first = min(error.errors(), key=lambda fault: fault["type"] != UNKNOWN)
         raise _explained(kind, value, where, first) from None
     except BenchmdError as error:  # of a dataclass's own check, which names no field
@@ -74,7 +85,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
 
 
 def _not_json(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Path, str]]:
-    """Where a value is not what JSON keeps as it is, and why."""
+    """Paths at which a value cannot be represented in JSON, and why."""
     if len(path) > MAX_DEPTH:
         yield path[:1], f"is nested in more than {MAX_DEPTH} levels"
     elif isinstance(value, Mapping):
@@ -98,7 +109,7 @@ def _not_json(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Pa
 
 
 class _Place:
-    """A value within another one: its type, and its name with the line of its key."""
+    """A nested value: its type, and its name with the line of its key."""
 
     def __init__(self, kind: Any, value: Any, where: str, path: Path) -> None:
         self.kind, self.value, self.name = kind, value, where
@@ -137,7 +148,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def _explained(kind: Any, value: Any, where: str, error: ErrorDetails) -> BenchmdError:
-    """Our error for one of pydantic's: what, where, what was expected, the nearest name."""
+    """Our error for a pydantic error: what, where, what was expected, the nearest name."""
     name, path = error["type"], error["loc"]
     if name in ("missing", UNKNOWN):
         place, key = _Place(kind, value, where, path[:-1]), path[-1]
@@ -172,12 +183,12 @@ def _explained(kind: Any, value: Any, where: str, error: ErrorDetails) -> Benchm
     if name == "dataclass_type":
         expected = f"the keys {', '.join(types_of(inner))}"
     else:
-        expected = EXPECTED.get(name) or f"a value of type {inner.__name__}"
+        expected = EXPECTED.get(name) or error["msg"]
     return BenchmdError(f"{place} is {shown(stated)}, expected {expected}.")
 
 
 def line_of(content: Any, *keys: str) -> str:
-    """``, line 7`` of a key, or of a key in its value, for a message; empty where not known."""
+    """``, line 7`` of a nested key, for a message; empty if unknown."""
     line = ""
     for key in keys:
         lines = getattr(content, "lines", {})
@@ -192,13 +203,13 @@ def _object_of(items: tuple[tuple[str, Any], ...]) -> Any:
 
 
 def form_fault(form: Any, content: object, what: str = "it") -> str:
-    """What in a JSON value is not of a form; empty where nothing is.
+    """What in a JSON value does not fit a form; empty if nothing.
 
     Args:
         form: A TypedDict or another type that pydantic validates, or the types of an object's
             values by name; further keys are allowed.
         content: The value.
-        what: What it is, for the message.
+        what: Its name in the message.
     """
     if isinstance(form, Mapping):
         form = _object_of(tuple(form.items()))
@@ -213,7 +224,7 @@ def form_fault(form: Any, content: object, what: str = "it") -> str:
                 f["loc"][-1] for f in faults if (f["type"], f["loc"][:-1]) == (name, path[:-1])
             ]
             return f"{_within(what, path[:-1])} lacks {', '.join(map(str, missing))}"
-        expected = re.sub("^(Input|String) should (be )?", "", faults[0]["msg"])
+        expected = TYPES.get(name) or re.sub("^(Input|String) should (be )?", "", faults[0]["msg"])
         expected = re.sub("^(?=greater|less)", "a number ", expected)
         expected = re.sub("^.* should have (.*?) after validation.*", r"\1", expected)
         return f"{_within(what, path)} is {shown(faults[0]['input'])}, expected {expected}"
@@ -221,13 +232,13 @@ def form_fault(form: Any, content: object, what: str = "it") -> str:
 
 
 def _within(what: str, path: Path) -> str:
-    """A value within another one: ``shards[3].rows``; the whole is ``what``."""
+    """Name of a nested value: ``shards[3].rows``; the whole is ``what``."""
     names = (f"[{key}]" if isinstance(key, int) else f".{_key_text(key)}" for key in path)
     return "".join(names).removeprefix(".") if path and what == "it" else what + "".join(names)
 
 
 def checked(holds: Callable[[Any], bool], expected: str) -> AfterValidator:
-    """Refuses values for which ``holds`` is false, in a form or a dataclass."""
+    """A validator that refuses values for which ``holds`` is false, in a form or a dataclass."""
 
     def check(value: Any) -> Any:
         if not holds(value):

@@ -1,8 +1,8 @@
 """Tests of one technique against another on the same patients, and Holm's correction.
 
-The exchange test needs no variance, so it holds its level with few patients and rare classes;
-DeLong's test is the one that the field expects. Both are of the mean AUROC over classes and hold
-the trained models fixed: `benchmd_ray.scores.seeds` adds the training seeds.
+The exchange test needs no variance estimate, so its level is right with few patients and rare
+classes; DeLong's test is the field's standard. Both compare the mean AUROC over classes of fixed
+trained models; `benchmd_ray.scores.seeds` adds the variation between training seeds.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ LEVEL = 0.05
 _ROUNDING = 1e-12
 """Differences and standard errors below this are rounding: metrics lie between 0 and 1."""
 EXCHANGES, AT_A_TIME = 20_000, 1_000
-"""Exchanges that a test draws at most, and at a time: it stops once `_FEW` of those drawn were as
-far from 0 as the difference."""
+"""Maximum number of exchanges of a test, and the number drawn at a time. The test stops once `_FEW`
+exchanges gave a difference at least as far from 0 as the observed one.
+"""
 LEAST_EXCHANGE_P = 1 / (EXCHANGES + 1)
 _FEW = 10
 _BLOCK = 4096
-"""Patients whose places are drawn at a time: 33 MB."""
+"""Patients whose exchanges are drawn at a time (33 MB)."""
 
 
 def holm(p_values: npt.ArrayLike, least: npt.ArrayLike = 0.0) -> Floats:
     """P-values corrected for their number, (tests,), in the order given (Holm 1979).
 
-    NaN stays NaN and does not count as a test. ``least`` is the smallest p that each test can give:
-    where that is not below `LEVEL` once multiplied by the number of tests, no outcome could be
-    significant; such tests become NaN and do not count, those with the largest smallest p first.
+    NaN stays NaN and does not count as a test. ``least`` is the smallest p that each test can give.
+    A test whose smallest p, multiplied by the number of tests, is not below `LEVEL` cannot be
+    significant: it becomes NaN and does not count. Tests are dropped in this way one by one, the
+    largest smallest p first.
     """
     p = np.array(p_values, np.float64)
     if p.ndim != 1:
@@ -71,13 +73,13 @@ def exchange_p(
     most: int = EXCHANGES,
     seed: int = 0,
 ) -> float:
-    """Two-sided p of the difference of two mean AUROCs on the same rows, by exchange.
+    """Two-sided p of the difference of two mean AUROCs on the same rows (exchange test).
 
-    If it makes no difference which technique scored a patient, the two may trade ranks in any
-    patients: a permutation test within patients (Bandos, Rockette & Gur 2005). The p is the share
-    of exchanges whose difference is as far from 0 as the one seen, which counts as one of them
-    (Phipson & Smyth 2010): 1 for techniques that order all pairs alike, NaN where no class can be
-    scored. It decides whether to stop every ``at_a_time`` exchanges.
+    A permutation test within patients (Bandos, Rockette & Gur 2005): under the null hypothesis the
+    two techniques may swap their ranks in any patient. The p is the share of exchanges whose
+    difference is at least as far from 0 as the observed one, which is counted as an exchange too
+    (Phipson & Smyth 2010). It is 1 for techniques that order all pairs alike and NaN where no class
+    can be scored. Every ``at_a_time`` exchanges the test checks whether it can stop.
 
     Targets are (rows, classes), 1, 0, or -1 for unknown, which is masked per class; higher scores
     mean more likely positive; groups are (rows,), the patient of each row.
@@ -117,15 +119,15 @@ def exchange_shares(
 ) -> Floats:
     """Each patient's share in the difference of the mean AUROC, b minus a, (patients,), sorted.
 
-    They add up to the difference; with the signs of some patients turned, to the difference once
-    the techniques have traded their ranks there. Empty where no class can be scored. For a pair of
-    a positive i and a negative j let h(x, y) say whether rank x of i is above rank y of j. The
-    pair's difference depends on two signs, and equals
+    The shares add up to the difference. With the signs of some patients flipped, they add up to the
+    difference after the techniques have swapped ranks in these patients. Empty where no class can
+    be scored. For a pair of a positive i and a negative j let h(x, y) say whether rank x of i is
+    above rank y of j. The pair's difference depends on two signs, and equals
 
         ½ sᵢ [h(b, b) - h(a, a) + h(b, a) - h(a, b)] + ½ sⱼ [h(b, b) - h(a, a) - h(b, a) + h(a, b)]
 
-    for all four. Summed over the other side, what row i adds is how many of the negatives' ranks,
-    of both techniques, its two ranks are above: O(n log n).
+    for all four combinations. Summed over all negatives j, the term of row i counts how many of
+    their ranks, by both techniques, lie below the two ranks of i: O(n log n).
     """
     labels, a, b, patient = _checked(targets, scores_a, scores_b, groups)
     shares, scored = np.zeros(int(patient.max(initial=-1)) + 1), 0
@@ -158,9 +160,10 @@ class DeLong:
     se: float
     degrees: float
     p: float
-    """Two-sided p from Student's t; 1 for techniques that order all pairs alike. NaN with NaN `se`,
-    and where the se is 0 though the difference is not: every patient shows exactly the same
-    difference, so the patients do not say how it varies."""
+    """Two-sided p from Student's t; 1 for techniques that order all pairs alike. NaN where `se` is
+    NaN, and where it is 0 but the difference is not: every patient then shows exactly the same
+    difference, so its variance cannot be estimated.
+    """
 
 
 def delong(
@@ -171,10 +174,10 @@ def delong(
 ) -> DeLong:
     """DeLong's test of the difference of two mean AUROCs on the same rows.
 
-    DeLong, DeLong & Clarke-Pearson 1988, from mid-ranks (Sun & Xu 2014). With several rows of a
-    patient (``groups``, (rows,)) the variance of a class is the clustered one of Obuchowski 1997;
-    classes share their patients, so the variance of the mean includes their covariances.
-    Targets and scores are those of `exchange_p`.
+    DeLong, DeLong & Clarke-Pearson 1988, from mid-ranks (Sun & Xu 2014). With several rows per
+    patient (``groups``, (rows,)) the variance of a class is clustered (Obuchowski 1997). Classes
+    share their patients, so the variance of the mean includes their covariances. Targets and scores
+    are as in `exchange_p`.
     """
     rows = np.arange(len(np.asarray(targets))) if groups is None else groups
     labels, a, b, patient = _checked(targets, scores_a, scores_b, rows)
@@ -200,12 +203,12 @@ def delong(
 def delong_shares(
     targets: npt.ArrayLike, scores_a: npt.ArrayLike, scores_b: npt.ArrayLike, groups: npt.ArrayLike
 ) -> Floats:
-    """How much each patient moves the difference of two mean AUROCs, b minus a, (patients,).
+    """Contribution of each patient to the difference of two mean AUROCs, b minus a, (patients,).
 
-    The squares of these centred and scaled deviations add up to DeLong's variance but for patients
-    with positives and negatives. A single patient's share is the whole difference, as its variance
-    is unknown. Shares on overlapping patients add up, so the variance of a mean of several
-    differences follows. Patients are sorted; empty where no class can be scored.
+    These are centred and scaled deviations whose squares add up to DeLong's variance, except for
+    patients with both positives and negatives. A single patient has the whole difference, as its
+    variance is unknown. Contributions to several differences can be added patient by patient, which
+    gives the variance of their mean. Patients are sorted; empty where no class can be scored.
     """
     parts = _each_class(*_checked(targets, scores_a, scores_b, groups))
     if not parts:
@@ -215,18 +218,18 @@ def delong_shares(
 
 @dataclass(frozen=True)
 class _Parts:
-    """One class's difference, as sums over patients."""
+    """The difference in one class, as sums over patients."""
 
     difference: float
     up: Floats
-    """(patients,): of a patient's positives the mean over the negatives, less the difference."""
+    """(patients,): mean over the negatives for each patient's positives, minus the difference."""
     down: Floats
-    """(patients,): of its negatives the mean over the positives, less the difference."""
+    """(patients,): mean over the positives for each patient's negatives, minus the difference."""
     variance: float
     differs: bool
     """Whether the techniques order any pair differently."""
     shares: Floats
-    """(patients,): what each moves the difference by, see `delong_shares`."""
+    """(patients,): contribution of each patient, see `delong_shares`."""
 
 
 def _each_class(labels: Targets, a: Floats, b: Floats, patient: Patients) -> list[_Parts]:
@@ -264,8 +267,8 @@ def _shares(centred: Floats, has: npt.NDArray[np.bool_], difference: float) -> F
 def _won(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
     """Pairs that each positive and each negative row wins and loses: (positives,), (negatives,).
 
-    A positive's mid-rank among all, less that among the positives, is the number of negatives below
-    it, a tie counting one half.
+    The mid-rank of a positive among all rows minus its mid-rank among the positives is the number
+    of negatives below it, a tie counting one half.
     """
     ranks = rankdata(np.concatenate([positives, negatives]))
     above = ranks[: len(positives)] - rankdata(positives)
@@ -300,13 +303,13 @@ def _checked(
 
 
 EXACT = 50
-"""Differences of an exact p at most."""
+"""Largest number of differences for which p is exact."""
 _DIGITS = 12
-"""Differences that agree so far are ties: 0.9 - 0.8 and 0.8 - 0.7 are."""
+"""Decimals to which differences are compared: 0.9 - 0.8 and 0.8 - 0.7 are ties."""
 
 
 class SignedRank(NamedTuple):
-    """P-values of differences; 1 where there is none, NaN where nothing was compared."""
+    """P-values of differences: 1 where all differences are 0, NaN where nothing was compared."""
 
     greater: float
     less: float
@@ -318,7 +321,7 @@ class SignedRank(NamedTuple):
 
 
 def signed_rank(differences: npt.ArrayLike, *, exact: int = EXACT) -> SignedRank:
-    """Test whether differences (cases,) tend to one side; NaN where a case has none.
+    """Wilcoxon's signed-rank test of differences (cases,); NaN for a case without a difference.
 
     The p is exact for up to ``exact`` differences.
     """
@@ -355,8 +358,8 @@ def _exact(absolute_ranks: Floats, positive: npt.NDArray[np.bool_]) -> SignedRan
 def ordered_pairs(values: npt.ArrayLike) -> Floats:
     """One-sided p that technique a (row) is above technique b (column), (techniques, techniques).
 
-    The diagonal is NaN. Values are (cases, techniques), higher is better; pairs are compared on the
-    cases that both have.
+    The diagonal is NaN. Values are (cases, techniques), higher is better. A pair is compared on the
+    cases where both techniques have a value.
     """
     table = np.asarray(values, np.float64)
     if table.ndim != 2:
@@ -370,6 +373,6 @@ def ordered_pairs(values: npt.ArrayLike) -> Floats:
 
 
 def holm_together(families: npt.ArrayLike) -> Floats:
-    """P-values of any shape corrected as one family (`comparison.holm`); NaN is no test."""
+    """P-values of any shape corrected as one family (`comparison.holm`); NaN is a missing test."""
     p_values = np.asarray(families, np.float64)
     return holm(p_values.ravel()).reshape(p_values.shape)

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 Presence = Literal["both", "absent", "missed", "spurious"]
-"""Where a class is: in reference and prediction; in neither; in the reference only; in the
-prediction only."""
+"""Where a class is present: in both, in neither, only in the reference, or only in the
+prediction.
+"""
 CODES: tuple[Presence, ...] = get_args(Presence)
 BOTH, PREDICTED, REFERENCE = 0, 1, 2
-"""Places of what is counted along the last axis."""
+"""Positions of the counts along the last axis."""
 
 
 def dice(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

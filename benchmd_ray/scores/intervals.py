@@ -1,12 +1,12 @@
 """Intervals and p-values by Student's t, from standard errors of a bootstrap over patients.
 
-Percentiles of a bootstrap are too narrow with few patients. So the bootstrap gives the variance,
-and t with the degrees of freedom of `benchmd_ray.scores.support` the width. A value between 0 and 1
-has its interval on the logit scale (for AUROC: Qin & Hotilovac 2008), widened by the spread of the
-resamples' logits where these are skewed. A value of 0 or 1 has that of Clopper & Pearson (1934) for
-as many successes as there are patients on the rarer side of the rarest class. Where a variance is
-that of patients and of training seeds, the quantile is the mean of theirs, weighted by the parts
-(Cochran & Cox 1957, section 4.14).
+Percentile bootstrap intervals are too narrow with few patients. So the bootstrap gives only the
+variance, and the width follows from t with the degrees of freedom of `benchmd_ray.scores.support`.
+For a value between 0 and 1 the interval is computed on the logit scale (for AUROC: Qin & Hotilovac
+2008) and widened where the logits of the resamples are skewed. A value of exactly 0 or 1 has the
+Clopper-Pearson interval (1934), with the patients on the rarer side of the rarest class as the
+number of trials. Where the variance has a part from patients and a part from training seeds, the
+quantile is the mean of the two quantiles, weighted by the parts (Cochran & Cox 1957, section 4.14).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class StandardError:
-    """Standard error of a value, and what its variance is made of."""
+    """Standard error of a value, and the parts of its variance."""
 
     se: float
     """NaN where it cannot be known."""
@@ -39,7 +39,7 @@ class StandardError:
     """Variance and degrees of freedom of each part."""
 
     def quantile(self, p: float) -> float:
-        """Standard errors that are exceeded on either side with probability p."""
+        """The two-sided quantile for p, in standard errors."""
         total = sum(variance for variance, _ in self.parts)
         tails = [(variance, -float(stdtrit(df, p / 2))) for variance, df in self.parts]
         return sum(variance * tail for variance, tail in tails if variance) / total
@@ -66,7 +66,7 @@ class StandardError:
 
 
 def _level_of(excess: Callable[[float], float], low: float, high: float) -> float:
-    """The p between two, but not below `SMALLEST`, at which a falling function is 0."""
+    """The root of a decreasing function of p within two bounds; at least `SMALLEST`."""
     low, high = max(low, SMALLEST), max(high, SMALLEST)
     if low >= high or excess(low) <= 0:
         return low
@@ -83,9 +83,9 @@ def value_interval(
     fewest: float,
     level: float = 1 - COVERAGE,
 ) -> tuple[float, float]:
-    """Interval of a value between 0 and 1; NaN where value or error say nothing.
+    """Interval of a value between 0 and 1; NaN where the value or its error is unknown.
 
-    ``draws`` are the value's resamples; for ``fewest`` see `support.Basis.fewest`; ``level`` is 1
+    ``draws`` are the resampled values; for ``fewest`` see `support.Basis.fewest`; ``level`` is 1
     minus the nominal coverage.
     """
     tail = (level / 2) ** (1 / fewest)
@@ -114,10 +114,10 @@ class Estimate:
 
 
 def equality_p(estimates: Sequence[Estimate]) -> float:
-    """P of the hypothesis that values of several sets of patients are equal.
+    """P-value of the hypothesis that the values of several sets of patients are equal.
 
-    Welch's (1951) test of the logits. NaN with fewer than two values, and where one is 0 or 1 or
-    its error is unknown.
+    Welch's test (1951) of the logits. NaN with fewer than two values, or if any value is 0 or 1 or
+    has an unknown error.
     """
     count = len(estimates)
     usable = all(
@@ -140,11 +140,11 @@ def equality_p(estimates: Sequence[Estimate]) -> float:
 def independent_difference(
     a: Estimate, b: Estimate, shared: StandardError | None = None
 ) -> tuple[float, float, float]:
-    """95 % interval of a minus b, of two sets of patients, and the p of no difference.
+    """95 % interval of a minus b for two independent sets of patients, and the p of no difference.
 
-    The distances of the ends of both intervals from their values are added in quadrature (MOVER:
-    Zou & Donner 2008), and so is ``shared``, the error that both have by the same training seeds. p
-    is the level at which the interval reaches 0.
+    The distances from each value to the ends of its interval are added in quadrature (MOVER: Zou &
+    Donner 2008), together with ``shared``, the error due to training seeds that both have in
+    common. p is the level at which the interval reaches 0.
     """
     difference = a.value - b.value
 
@@ -169,10 +169,10 @@ def independent_difference(
 
 
 def _skewness(value: float, draws: npt.NDArray[np.float64]) -> float:
-    """Spread of the draws' logits over that of normal draws with the same standard deviation.
+    """Spread of the draws' logits, relative to normal draws with the same standard deviation.
 
-    The spread is half the width of the middle 68 %. Draws nearer to 0 or 1 than a quarter of the
-    value's distance are taken there: the logits of 0 and 1 are infinite.
+    The spread is half the width of the middle 68 %. The logits of 0 and 1 are infinite, so draws
+    are kept at least a quarter of the value's own distance away from 0 and 1.
     """
     ends = np.quantile(draws, norm.cdf((-1, 1))).clip(value / 4, 1 - (1 - value) / 4)
     spread = float(np.ptp(logit(ends))) / 2
@@ -182,7 +182,7 @@ def _skewness(value: float, draws: npt.NDArray[np.float64]) -> float:
 def difference_interval(
     value: float, error: StandardError, bounds: Sequence[float] = (-1.0, 1.0)
 ) -> tuple[float, float]:
-    """95 % interval of a difference, cut to its range; NaN where the error says nothing."""
+    """95 % interval of a difference, clipped to its range; NaN where the error is unknown."""
     if not error.se > _ROUNDING:
         return math.nan, math.nan
     half = error.half

@@ -1,8 +1,8 @@
 """The metrics: AUROC as BenchMD scores it, and six more to read next to it.
 
-AUROC and average precision (AUPRC) rank one class against the rest and are averaged over classes
-without weights (BenchMD v2, section 4). A class that a split cannot score (no positive or no
-negative among its known targets) is excluded from the mean and named, never replaced by a number.
+AUROC and average precision (AUPRC) are one-vs-rest, with an unweighted mean over classes (BenchMD
+v2, section 4). A class that a split cannot score (no positive or no negative among its known
+targets) is excluded from the mean and named, never replaced by a number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmd_ray.scores import ranking, sums
 from benchmd_ray.scores.sums import Floats, Targets
 
 _ROUNDING = 1e-6
-"""How far a score may lie outside [0, 1]: merged classes have sums of probabilities."""
+"""Tolerance for scores outside [0, 1]: scores of merged classes are sums of probabilities."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,12 @@ class Metric:
     definition: str
     """One or two sentences, for a report."""
     how: ranking.Ranked | sums.Sums
-    """How to compute it, also for rows that count several times."""
+    """How to compute it, with and without row weights."""
     least: float = 5
-    """Effective patients on the rarer side of each class that an interval takes (see `support`): 0
-    where rows of all classes weigh alike, more where few rows raise the metric, so that an interval
-    around it does not hold the truth; infinite where it always does."""
+    """Effective patients that an interval needs on the rarer side of each class (see `support`). 0
+    where rows of all classes weigh alike; more where few rows raise the metric, so that its
+    interval would miss the truth; infinite for a metric that never has an interval.
+    """
 
 
 def metric(name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: TaskKind) -> Values:
@@ -57,13 +58,14 @@ def metric(name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: TaskK
     Args:
         name: One of `METRICS`.
         targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
-        scores: (rows, classes), probabilities; AUROC and AUPRC take any score of which higher means
+        scores: (rows, classes), probabilities; for AUROC and AUPRC any score where higher means
             more likely positive.
         task: As `Task.kind`.
 
     Raises:
         BenchmdError: The name or task is unknown, the arrays do not fit together, a score is not
-            finite or, where that matters, no probability, or a single-label row has two positives.
+            finite or not a probability where one is needed, or a single-label row has two
+            positives.
     """
     how, labels, finite = checked_metric(name, targets, scores, task)
     if isinstance(how, ranking.Ranked):
@@ -122,8 +124,8 @@ def auroc(
 ) -> Values:
     """AUROC of each class and its unweighted mean (BenchMD v2, section 4).
 
-    Targets and scores are those of `metric`; ``of_class`` gives the AUROC of one class from its
-    known targets and scores (rows,).
+    Targets and scores are as in `metric`; ``of_class`` computes the AUROC of one class from its
+    known targets and scores, both (rows,).
     """
     return _ranked_values(_each_class(of_class, targets, scores))
 
@@ -156,8 +158,8 @@ def _each_class(
 def probabilities(logits: npt.ArrayLike, task: TaskKind) -> npt.NDArray[np.float64]:
     """Scores from logits, (rows, classes): softmax over classes, or the sigmoid of each label.
 
-    In float64 without overflow. The sigmoid rounds to 1 above logits of about 37; such scores are
-    tied.
+    In float64 without overflow. For logits above about 37 the sigmoid rounds to 1, so their scores
+    are tied.
     """
     values = _finite(logits, "logits")
     if task in EXCLUSIVE:
@@ -169,9 +171,9 @@ def probabilities(logits: npt.ArrayLike, task: TaskKind) -> npt.NDArray[np.float
 
 
 def require_scorable(targets: npt.ArrayLike, classes: Sequence[str], where: str) -> None:
-    """Refuse targets (rows, classes) of which no class has both a positive and a negative.
+    """Refuse targets (rows, classes) if no class has both a positive and a negative.
 
-    ``where`` names the dataset and split to begin the message with.
+    ``where`` names the dataset and split in the message.
     """
     values = _checked_targets(targets)
     if len(classes) != values.shape[1]:

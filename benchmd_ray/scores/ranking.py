@@ -1,7 +1,7 @@
 """AUROC and average precision of weighted rows, from one ranking of each class.
 
-Cumulative weights along the sorted rows say how much weight is below and at each score. Weights are
-whole numbers, how often a patient was drawn, so counts and ties are exact.
+Cumulative weights along the sorted rows give the weight below and at each score. A weight is the
+number of times a patient was drawn, a whole number, so counts and ties are exact.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Weights = npt.NDArray[Any]
 """How often each patient was drawn, (draws, patients), of any integer type."""
 Places = npt.NDArray[np.intp]
 _NARROW = 2**30
-"""Sums below this are held in 32 bits, where twice a sum has to fit."""
+"""Sums below this are stored in 32 bits: twice a sum must fit."""
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A metric of the order of the scores: of rows as they are, and of weighted rows."""
+    """A rank-based metric, for unweighted and for weighted rows."""
 
     per_class: Callable[[npt.ArrayLike, npt.ArrayLike], Floats]
     """Values (classes,) from targets and scores (rows, classes)."""
@@ -33,7 +33,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking:
-    """One class, its rows with known targets by ascending score.
+    """The rows of one class with known targets, by ascending score.
 
     A level is a score that at least one positive has.
     """
@@ -51,7 +51,7 @@ class Ranking:
 
 
 def rank(target: Targets, score: Floats, patients: Places) -> Ranking:
-    """Rank one class of targets 1, 0 or -1 for unknown; all arrays are (rows,).
+    """Rank the rows of one class, with targets 1, 0 or -1 for unknown; all arrays are (rows,).
 
     ``patients`` are columns of the weights.
     """
@@ -69,7 +69,7 @@ def rank(target: Targets, score: Floats, patients: Places) -> Ranking:
 
 
 def auroc(target: Targets, score: Floats) -> float:
-    """AUROC of one class with both sides, from one sort by exact counts; ties one half."""
+    """AUROC of one class with positives and negatives, by exact counts after one sort."""
     ascending = np.sort(score)
     positives = np.sort(score[target == 1])
     below = np.searchsorted(ascending, positives, side="left")
@@ -83,9 +83,9 @@ def auroc(target: Targets, score: Floats) -> float:
 def weighted_auroc(ranking: Ranking, weights: Weights) -> Floats:
     """AUROC of each draw, (draws,); NaN where it has no positive or no negative.
 
-    A positive wins against the negative weight below it and half of that of its own score. Over all
-    rows instead, one cumulative sum is enough: the positives win half of their squared weight among
-    themselves.
+    A positive wins against the negatives below it and half of those with the same score. Counting
+    wins against all rows instead takes only one cumulative sum; the positives win half of their
+    squared weight among themselves, which is subtracted.
     """
     rows = _cumulative(weights, ranking.rows)
     at_level = _positives_at_levels(ranking, weights)
@@ -97,13 +97,13 @@ def weighted_auroc(ranking: Ranking, weights: Weights) -> Floats:
 
 
 def weighted_average_precision(ranking: Ranking, weights: Weights) -> Floats:
-    """Average precision of each draw, (draws,), as scikit-learn's; NaN as for `weighted_auroc`."""
+    """Average precision of each draw, (draws,), as in scikit-learn; NaN as in `weighted_auroc`."""
     rows = _cumulative(weights, ranking.rows)
     at_level = _positives_at_levels(ranking, weights)
     total = rows[:, -1:]
     positives_above = np.cumsum(at_level[:, ::-1], axis=1, dtype=rows.dtype)[:, ::-1]
     called = total - rows.take(ranking.below, axis=1, mode="clip")
-    precision = positives_above / np.maximum(called, 1)  # where nothing is called, nothing is added
+    precision = positives_above / np.maximum(called, 1)  # 0 where no row is called positive
     positives = at_level.sum(axis=1, dtype=np.int64)
     added = np.einsum("ij,ij->i", precision, at_level)
     return np.where(positives < total[:, 0], ratio(added, positives), np.nan)

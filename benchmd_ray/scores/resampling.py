@@ -1,8 +1,8 @@
 """Metrics of resampled patients (a cluster bootstrap).
 
 Records of one patient are not independent, so patients are drawn with replacement, and each record
-counts as often as its patient was drawn. A class that a resample loses, with all its positives or
-negatives, is NaN there and excluded from that resample's mean.
+counts as often as its patient was drawn. A class whose positives or negatives are all missing from
+a resample is NaN there and excluded from that resample's mean.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ from benchmd_ray.scores.sums import (
 )
 
 _RANKED_ELEMENTS = 1 << 20
-"""Resamples × rows that a thread ranks at a time: about 15 MB, unless one resample needs more."""
+"""Resamples × rows that a thread ranks at a time: about 15 MB, unless a single resample needs
+more.
+"""
 _SUMMED_ELEMENTS = 1 << 26
 """Resamples × patients held at a time, one byte each, by all threads together."""
 _KEPT_ELEMENTS = 1 << 22
-"""Resamples × patients of the draws that are kept, one byte each."""
+"""Resamples × patients of the cached draws, one byte each."""
 _BYTE = 255
 """Largest multiplicity that a byte holds."""
 _MOST_THREADS = 8
-"""More threads would wait for memory, and hold more of it."""
+"""More threads would use more memory and only wait for it."""
 
 Fill = Callable[[range], Floats]
 """Values (draws, 1 + classes) of some resamples."""
@@ -58,17 +60,17 @@ def resampled(
 ) -> Floats:
     """A metric in every resample of the patients, (resamples, 1 + classes).
 
-    Column 0 is the value over all classes, then come the classes. NaN where a resample cannot score
-    it, and everywhere with fewer than two patients. Targets and scores are those of
-    `metrics.metric`, groups are (rows,), the patient of each row, of any sortable type.
+    Column 0 is the mean over classes, the others are the classes. NaN where a resample cannot be
+    scored, and everywhere with fewer than two patients. Targets and scores are as in
+    `metrics.metric`; groups (rows,) are the patient of each row, of any sortable type.
 
     The draws depend only on the seed and the sorted set of patients. Two models' predictions for
     the same patients get the same resamples, so the difference of two results is a paired bootstrap
     of the difference.
 
     1000 resamples of AUROC on a million rows of 7 classes take about half a minute on two CPUs
-    (``speed/bootstrap.py``), and less than 1 GB. There are at most 8 threads, by default
-    ``OMP_NUM_THREADS`` or the CPUs there are.
+    (``speed/bootstrap.py``), and less than 1 GB. At most 8 threads are used, by default
+    ``OMP_NUM_THREADS`` or the number of CPUs.
     """
     how, labels, finite = checked_metric(name, targets, scores, task)
     patient, patients = _patients(groups, len(labels), resamples)
@@ -85,10 +87,10 @@ def resampled(
 
 
 def group_multiplicities(groups: int, draws: range, *, seed: int = 0) -> npt.NDArray[np.int32]:
-    """How often each group is drawn in each of some resamples, (draws, groups).
+    """How often each group is drawn in each resample, (draws, groups).
 
-    Each row sums to `groups` and depends only on the seed, its number and `groups`, so resamples
-    can be computed in any portions.
+    A row sums to `groups` and depends only on the seed, its own number and `groups`, so resamples
+    can be computed in batches of any size.
     """
     counts = np.empty((len(draws), groups), np.int32)
     for row, draw in enumerate(draws):
@@ -102,8 +104,8 @@ def resampled_means(
 ) -> Floats:
     """Means of columns in every resample of the patients, (resamples, columns).
 
-    The values are (rows, columns), NaN where a row has none. A mean is NaN where there is none, and
-    everywhere with fewer than two patients. The draws are those of `resampled`.
+    The values are (rows, columns), NaN where missing. A mean is NaN if all its values are missing,
+    and everywhere with fewer than two patients. The draws are those of `resampled`.
     """
     rows = np.asarray(values, np.float64)
     patient, patients = _patients(groups, len(rows), resamples)
@@ -125,7 +127,7 @@ def _patients(groups: npt.ArrayLike, rows: int, resamples: int) -> tuple[Places,
 
 
 def _ranked(how: Ranked, targets: Targets, scores: Floats, patient: Places, seed: int) -> Fill:
-    """Fill for a metric of the order: each class is ranked once."""
+    """`Fill` for a rank-based metric: each class is ranked once."""
     rankings = [
         rank(target, score, patient) for target, score in zip(targets.T, scores.T, strict=True)
     ]
@@ -142,7 +144,7 @@ def _ranked(how: Ranked, targets: Targets, scores: Floats, patient: Places, seed
 def _summed(
     how: Sums, targets: Targets, scores: Floats, patient: Places, task: TaskKind, seed: int
 ) -> Fill:
-    """Fill for a metric of sums: weights times the patients' sums of terms, made block by block."""
+    """`Fill` for a metric of sums: weights times each patient's sums of terms, in blocks."""
     order = np.argsort(patient, kind="stable")
     targets, scores = targets[order], scores[order]
     starts = np.searchsorted(patient[order], np.arange(int(patient.max()) + 1))
@@ -167,9 +169,10 @@ def _summed(
 
 
 def _weights(patients: int, draws: range, seed: int) -> Weights:
-    """`group_multiplicities` in one byte each, where they fit.
+    """`group_multiplicities`, in one byte each where they fit.
 
-    Those of few patients are kept: every metric and every run on a dataset asks for the same.
+    With few patients they are cached, as every metric and every run on a dataset needs the same
+    ones.
     """
     make = _few_weights if patients * len(draws) <= _KEPT_ELEMENTS else _made_weights
     return make(patients, draws, seed)
@@ -193,7 +196,7 @@ def _made_weights(patients: int, draws: range, seed: int) -> Weights:
 
 
 def _in_portions(fill: Fill, resamples: int, most: int, threads: int) -> Floats:
-    """All resamples, at most so many at a time, in threads: NumPy works outside the GIL."""
+    """Compute all resamples in batches, in threads: NumPy releases the GIL."""
     size = max(1, min(most, -(-resamples // threads)))
     portions = [range(first, min(first + size, resamples)) for first in range(0, resamples, size)]
     if threads == 1 or len(portions) == 1:
@@ -203,7 +206,7 @@ def _in_portions(fill: Fill, resamples: int, most: int, threads: int) -> Floats:
 
 
 def usual_threads() -> int:
-    """Threads that NumPy's products would use: Ray sets ``OMP_NUM_THREADS`` to a task's CPUs."""
+    """Number of threads for NumPy: Ray sets ``OMP_NUM_THREADS`` to the CPUs of a task."""
     variable = os.environ.get("OMP_NUM_THREADS", "")
     if variable.isdecimal() and int(variable):
         return int(variable)

@@ -1,18 +1,20 @@
-"""One training seed or several as one result: mean, spread, and an interval of what varies.
+"""One or several training seeds pooled to one result: mean, spread and interval.
 
 The bootstrap over patients holds the trained models fixed; the spread between seeds holds the
-patients fixed; each is too narrow. As in reader studies, with seeds for readers (Obuchowski &
-Rockette 1995), for S seeds:
+patients fixed; each is too narrow. The model is that of reader studies with seeds in place of
+readers (Obuchowski & Rockette 1995). For S seeds:
 
     variance of the mean  =  C + s² / S
 
-C is the mean covariance, not below 0, of two seeds' values over the resamples: the part of patient
-sampling that all seeds share. s² is the variance between seeds (ddof 1), which holds each seed's
-own part of patient sampling. The variance is never taken below that of the mean over the resamples.
+C is the mean covariance between two seeds over the resamples, at least 0: the patient-sampling
+variance that all seeds share. s² is the variance between seeds (ddof 1); it includes the
+patient-sampling variance of each single seed. The result is never below the variance of the mean
+over the resamples.
 
-The parts have degrees of freedom of their own, those of the patients and S - 1
-(`benchmd_ray.scores.intervals`). Satterthwaite's approximation (Hillis 2007) would hold the truth
-in 87 of 100 studies with two seeds. With one seed the interval is for patients only.
+The two parts have separate degrees of freedom, those of the patients and S - 1
+(`benchmd_ray.scores.intervals`). Intervals by Satterthwaite's approximation (Hillis 2007) would
+cover the truth in only 87 of 100 studies with two seeds. With one seed the interval covers patients
+only.
 """
 
 from __future__ import annotations
@@ -75,14 +77,14 @@ class OverSeeds:
     values: Floats
     """(seeds,), on all patients, between 0 and 1."""
     resampled: Floats
-    """(seeds, resamples), in the same resamples, which all seeds could score."""
+    """(seeds, resamples), over the resamples that all seeds could score."""
     basis: Basis
 
     @classmethod
     def of(
         cls, values: Sequence[float], resampled: Sequence[npt.ArrayLike], basis: Basis
     ) -> OverSeeds:
-        """Of values and resamples as `pooled_seeds` takes them."""
+        """Make it from values and resamples as in `pooled_seeds`."""
         return cls(*_checked(values, resampled), basis)
 
     @property
@@ -94,7 +96,7 @@ class OverSeeds:
 
     @property
     def of_patients(self) -> Estimate:
-        """Their mean, with an interval that says nothing about seeds."""
+        """Their mean, with an interval over patients only."""
         means = self.values.mean(keepdims=True), self.resampled.mean(axis=0, keepdims=True)
         return OverSeeds(*means, self.basis).estimate
 
@@ -104,9 +106,9 @@ def pooled_seeds(
 ) -> Pooled:
     """Pool the seeds of one technique on one dataset.
 
-    Values are (seeds,), on all patients and between 0 and 1; resampled are arrays (resamples,), the
-    same resamples for all seeds, and may be empty for a metric without an interval. Resamples that
-    a seed could not score are skipped.
+    Values are (seeds,), on all patients and between 0 and 1; resampled has an array (resamples,)
+    per seed, of the same resamples, empty for a metric without an interval. Resamples that any seed
+    could not score are skipped.
 
     Raises:
         BenchmdError: There is no seed, or values and resamples do not fit together.
@@ -135,12 +137,12 @@ def difference_over_seeds(
     *,
     exact: float | None = None,
 ) -> Difference:
-    """A difference over seeds, tested against zero with both sources of variation.
+    """A difference over seeds, tested against zero with the variation of patients and of seeds.
 
-    Values and resamples are those of `pooled_seeds`, as differences of two techniques with the same
+    Values and resamples are as in `pooled_seeds`, but differences of two techniques with the same
     seeds and patients; for two sets of patients see `unpaired_difference`. ``exact`` is the p of a
-    test that needs no interval, instead of t's, which is NaN without an interval or with a rough
-    one.
+    test that needs no interval; it replaces the p of the t test, which is NaN without an interval
+    or with a rough one.
     """
     point, draws = _checked(values, resampled)
     mean = float(point.mean())
@@ -162,9 +164,9 @@ def difference_over_seeds(
 def unpaired_difference(a: OverSeeds, b: OverSeeds, *, same_models: bool) -> Difference:
     """Means over seeds of two sets of patients, a minus b, see `intervals.independent_difference`.
 
-    With ``same_models`` each seed of both is the same trained model: what moves both sides alike
-    cancels out, and seeds count by how the difference varies between them. No p without an interval
-    or with a rough one.
+    With ``same_models`` both sides were scored by the same trained model for each seed: variation
+    common to both sides cancels out, and the variance between seeds is that of the difference.
+    There is no p without an interval or with a rough one.
     """
     basis, common = weaker(a.basis, b.basis), None
     first, second = a.estimate, b.estimate
@@ -184,7 +186,7 @@ def unpaired_difference(a: OverSeeds, b: OverSeeds, *, same_models: bool) -> Dif
 
 
 def error_over_seeds(point: Floats, draws: Floats, degrees: float) -> StandardError:
-    """Standard error of the mean of (seeds,) from draws (seeds, resamples), as the module says."""
+    """Standard error of the mean of (seeds,) from draws (seeds, resamples); see the module."""
     seeds, resamples = draws.shape
     if resamples < 2:
         return StandardError(math.nan, ())

@@ -1,7 +1,7 @@
 """Scores of one segmented case against its reference, class by class.
 
-A structure that neither has costs nothing; one that only the reference has scores 0 and an infinite
-distance; for one that only the prediction has there is no overlap to state, but its volume.
+A structure absent from both is not scored. One that is only in the reference scores 0 with an
+infinite distance. One that is only in the prediction has no overlap, but its volume is reported.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from benchmd_ray.scores.surfaces import distances, surface
 Box = tuple[slice, slice, slice]
 Kinds = npt.NDArray[np.unsignedinteger[Any]]
 BLOCK = 2**22
-"""Voxels that are counted at a time: more take memory, and fewer time."""
+"""Voxels that are counted at a time: more would need more memory, fewer more time."""
 MOST_KINDS = 2**12
-"""Sets of classes that voxels of one segmentation may have; nine organs have 512."""
+"""Most different sets of classes among the voxels of one segmentation; nine organs have 512."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Segmentation:
     kinds: Kinds
     """(z, y, x) uint8 or uint16: row of `members`; 0 is background."""
     members: npt.NDArray[np.bool_]
-    """(kinds, classes): which classes a voxel of a kind has; none in row 0."""
+    """(kinds, classes): the classes of a voxel of each kind; row 0 has none."""
 
     @property
     def overlapping(self) -> int:
@@ -131,7 +131,7 @@ def voxels(reference: Segmentation, prediction: Segmentation) -> npt.NDArray[np.
 
 
 def joint_histogram(first: Kinds, second: Kinds, rows: int, columns: int) -> npt.NDArray[np.int64]:
-    """(rows, columns): voxels with each pair of values below these, counted in blocks."""
+    """(rows, columns): number of voxels with each pair of values, counted in blocks."""
     left, right = first.reshape(-1), second.reshape(-1)
     joint = np.zeros(rows * columns, np.int64)
     for start in range(0, left.size, BLOCK):
@@ -166,7 +166,7 @@ def _foreground(kinds: Kinds) -> Box | None:
 
 
 def _union(boxes: list[Box], within: Box) -> Box | None:
-    """The box around some, which are relative to ``within``."""
+    """The box around several boxes, which are relative to ``within``."""
     if not boxes:
         return None
     z, y, x = (

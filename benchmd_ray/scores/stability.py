@@ -1,13 +1,14 @@
-"""Would the techniques keep their order: on other patients of one dataset, and over datasets.
+"""Stability of a ranking of techniques: on other patients of one dataset, and over datasets.
 
-On one dataset the interval of a rank follows from the tests of pairs: a technique may rank as low
-as there are techniques that it is not shown to be better than (Mogstad, Romano, Shaikh & Wilhelm
-2024, with Holm's correction over all pairs). Kendall's τ-b between the rankings of the resamples
-and that of all patients describes what the order is worth.
+On one dataset the interval of a rank follows from pairwise tests, with Holm's correction over all
+pairs (Mogstad, Romano, Shaikh & Wilhelm 2024): the best possible rank is 1 plus the number of
+techniques that are significantly better, the worst follows from those that are significantly worse.
+Kendall's τ-b between the rankings of the resamples and that of all patients describes how stable
+the order is.
 
 Over sources the techniques are compared by their average ranks (Demšar 2006), with Wilcoxon's
-signed-rank test for each pair (Benavoli, Corani & Mangili 2016), on one value of a source, the mean
-over its cells, since settings and targets of one source share its patients and pretrained models.
+signed-rank test for each pair (Benavoli, Corani & Mangili 2016). Each source contributes one value,
+the mean over its cells, since its settings and targets share patients and pretrained models.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RankInterval(NamedTuple):
 
 @dataclass(frozen=True)
 class Stability:
-    """What the order of techniques is worth."""
+    """A ranking of techniques and how stable it is."""
 
     order: tuple[str, ...]
     """Techniques, best first, on all patients; those that tie in the order given."""
@@ -50,7 +51,7 @@ class Stability:
 
 
 def ranks(values: npt.ArrayLike) -> Floats:
-    """Ranks within each row, (resamples, techniques): 1 for the highest value, ties averaged.
+    """Ranks within each row, (resamples, techniques): 1 is the highest value, ties averaged.
 
     A row with a NaN is NaN throughout.
     """
@@ -71,9 +72,9 @@ def ranking_stability(
 ) -> Stability:
     """Rank techniques on all patients and in each resample of them, higher being better.
 
-    Resamples in which a technique has no value are skipped. If one has no value on all patients,
-    all ranks are NaN and the order is the one given. ``p`` is that of the difference of every two
-    techniques after Holm; a technique with a NaN there, which was not tested, has no interval.
+    Resamples in which a technique has no value are skipped. If a technique has no value on all
+    patients, all ranks are NaN and the order is unchanged. ``p`` has the Holm-corrected p of every
+    pair; a technique that was not tested (NaN) has no interval.
     """
     names = _same_names(values, resampled)
     full = ranks([[values[name] for name in names]])[0]
@@ -111,19 +112,20 @@ class DrawnRanks:
     rank: Floats
     """(techniques,) on all patients: 1 is best, ties averaged."""
     low: Floats
-    """(techniques,) the rank that 2.5 % of the resamples are below at most."""
+    """(techniques,) the 2.5 % quantile of the ranks in the resamples."""
     high: Floats
-    """(techniques,) the rank that 2.5 % of the resamples are above at most."""
+    """(techniques,) the 97.5 % quantile of the ranks in the resamples."""
     shares: Floats
-    """(techniques, ranks) share of the resamples in which a technique has a rank, from 1. Those
-    that tie share their ranks equally, so that rows and columns add up to 1."""
+    """(techniques, ranks) share of the resamples in which a technique has each rank, from 1. Tied
+    techniques share their ranks equally, so rows and columns add up to 1.
+    """
     taus: Floats
     """(resamples,) Kendall's τ-b with the ranking of all patients; NaN where either has only
     ties."""
 
 
 def drawn_ranks(values: npt.ArrayLike, resampled: npt.ArrayLike) -> DrawnRanks:
-    """Ranks of techniques on all patients and in each resample in which all have a value.
+    """Ranks of techniques on all patients, and in the resamples in which all have a value.
 
     Values are (techniques,), higher is better, and resamples (resamples, techniques).
     """
@@ -163,11 +165,13 @@ class CriticalDifference:
     skipped: int
     friedman: float
     p: float
-    """Its p, from the chi-squared distribution; NaN with two techniques, where the pair says it."""
+    """Its p, from the chi-squared distribution; NaN with two techniques, where the pairwise test
+    answers.
+    """
     pairs: tuple[tuple[str, str, float], ...]
     """Every pair in order of `names`, with the p of Wilcoxon's signed-rank test after Holm."""
     cliques: tuple[tuple[str, ...], ...]
-    """Longest runs of two or more neighbours in `names` of which no pair differs significantly."""
+    """Longest runs of two or more neighbours in `names` without a significantly different pair."""
     note: str
     """Why nothing can be concluded; empty when something can. If not empty, all p are NaN and
     there are no cliques: no significant difference was found because none could be."""
@@ -179,8 +183,8 @@ def critical_difference(
     """Compare techniques over sources: mean ranks, Friedman's test, and every pair with Holm.
 
     The table is (cells, techniques), higher is better, NaN where a technique was not run; sources
-    are (cells,). The smallest p of Wilcoxon's signed-rank test on n sources is 2 / 2ⁿ. Where even
-    that, after Holm, is above the level, `note` says so, and how many sources it takes.
+    are (cells,). The smallest p of Wilcoxon's signed-rank test on n sources is 2 / 2ⁿ. If that is
+    above the level after Holm's correction, `note` says so and states how many sources are needed.
     """
     values = _checked_table(table, names, sources, level)
     usable = ~np.isnan(values).any(axis=1)
@@ -260,7 +264,7 @@ def _checked_table(
             f"for the source of each cell, a column for each of {', '.join(names)}"
         )
     if len(names) < 2:
-        raise BenchmdError(f"comparing takes two techniques or more, but got {len(names)}")
+        raise BenchmdError(f"a comparison needs two techniques or more, but got {len(names)}")
     if not 0 < level < 1:
         raise BenchmdError(f"level must lie between 0 and 1, but got {level}")
     return values
@@ -275,8 +279,8 @@ def _too_few(sources: int, skipped: int, pairs: int, level: float) -> str:
     missing = f" ({cells} skipped, where a technique is missing)" if skipped else ""
     return (
         f"Nothing can be concluded from {sources} source{'s' * (sources != 1)}{missing}: even a "
-        f"technique that wins on all of them could not differ from another at the level {level:g} "
-        f"with {pairs} pair{'s' * (pairs != 1)} compared; that takes {needed} sources."
+        f"technique that wins on all of them could not differ significantly at the level {level:g} "
+        f"with {pairs} pair{'s' * (pairs != 1)} compared; {needed} sources are needed."
     )
 
 

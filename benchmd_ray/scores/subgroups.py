@@ -1,11 +1,10 @@
-"""Does a model do as well for one kind of patient as for another: sex, age, site, device, view.
+"""Differences between groups of patients: sex, age, site, device, view.
 
 Whether the groups' AUROCs are equal is tested by Welch's test of their logits
 (`intervals.equality_p`), and each pair of groups over the classes that both can score, with Holm's
-correction. A disease that is more frequent in one group does not move AUROC; nothing else that
-differs between groups is adjusted for. Other values of patients, such as Dice scores, are compared
-by ranks (`compared_groups`). Small groups and rows without a label (``unknown``) are excluded and
-named.
+correction. AUROC does not depend on how frequent a disease is in a group; no other difference
+between groups is adjusted for. Other values of patients, such as Dice scores, are compared by ranks
+(`compared_groups`). Small groups and rows without a label (``unknown``) are excluded and named.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ AGE_BANDS = (*(f"{start}–{start + 9}" for start in range(0, 90, 10)), "90+")
 
 
 def age_band(years: float | None) -> str | None:
-    """The band of `AGE_BANDS` that an age is in; None for None and NaN."""
+    """The band of `AGE_BANDS` for an age; None for None and NaN."""
     if years is None or math.isnan(years):
         return None
     if years < 0 or math.isinf(years):
@@ -59,8 +58,9 @@ class Subgroup:
     none."""
     high: float
     unscored: tuple[int, ...]
-    """Indices of the classes with no positive or no negative in this group. Where groups differ in
-    them, their means are over different classes."""
+    """Indices of the classes with no positive or no negative in this group. If they differ between
+    groups, so do the classes of their means.
+    """
     caution: str
     """Why there is no interval, or why it is rough; empty where there is nothing to say."""
 
@@ -86,9 +86,10 @@ class Subgroups:
     """Name and patients of each group excluded: those too small, then ``unknown``."""
     pairs: tuple[Pair, ...]
     p: float
-    """p-value for equal AUROC in all groups, see `intervals.equality_p`, over the classes that all
-    of them can score; groups without an interval, or with a rough one, take no part. NaN without a
-    test."""
+    """p-value for equal AUROC in all groups (`intervals.equality_p`), over the classes that can be
+    scored in all of them. Groups without an interval, or with a rough one, are not tested. NaN
+    without a test.
+    """
 
 
 def by_subgroup(
@@ -107,9 +108,9 @@ def by_subgroup(
     A patient whose rows are in several groups (two views, two ages) counts in each of them, and the
     tests take the groups as independent.
 
-    Targets are (rows, classes), 1, 0, or -1 for unknown; scores those of each training seed;
-    groups are (rows,), the patient of each row; labels are (rows,), the group of each row: None,
-    NaN, empty or ``unknown`` where it is unknown. The variable is what labels are: sex, age.
+    Targets are (rows, classes), 1, 0, or -1 for unknown; there are scores for each training seed;
+    groups (rows,) are the patient of each row; labels (rows,) are the group of each row: None, NaN,
+    empty or ``unknown`` where it is unknown. The variable says what the labels are, such as sex.
     """
     checked = checked_predictions(targets, scores[0])[0]
     seed_scores = [checked_predictions(targets, array)[1] for array in scores]
@@ -149,7 +150,7 @@ class _Group:
     targets: npt.NDArray[np.int8]
     patients: npt.NDArray[np.generic]
     values: Floats
-    """(seeds, classes); NaN of a class that the group cannot score."""
+    """(seeds, classes); NaN for a class that cannot be scored in the group."""
     draws: Floats
     """(seeds, resamples, classes)."""
 
@@ -162,7 +163,7 @@ class _Group:
 
     @property
     def scored(self) -> npt.NDArray[np.bool_]:
-        """(classes,), those that it can score."""
+        """(classes,), whether each can be scored in the group."""
         return np.asarray(~np.isnan(self.values[0]))
 
 
@@ -182,7 +183,7 @@ def _equality(groups: Sequence[_Group]) -> float:
 def _difference(a: _Group, b: _Group) -> Difference:
     common = a.scored & b.scored
     if not common.any():
-        return Difference(math.nan, math.nan, math.nan, math.nan, "no class that both can score")
+        return Difference(math.nan, math.nan, math.nan, math.nan, "no class can be scored in both")
     return unpaired_difference(a.over(common), b.over(common), same_models=True)
 
 
@@ -199,7 +200,7 @@ class GroupTest:
     kruskal_p: float
     """Its p; 1 where all patients have the same value."""
     posthoc: tuple[tuple[str, str, float, float], ...]
-    """Each pair of groups: names, Mann & Whitney's U of the first, two-sided p after Bonferroni."""
+    """For each pair of groups: names, Mann-Whitney U of the first, two-sided p after Bonferroni."""
 
 
 def compared_groups(
@@ -211,11 +212,11 @@ def compared_groups(
     gate: float = 1.0,
     seed: int = 0,
 ) -> GroupTest:
-    """Test whether values differ between groups; a patient counts once, by the mean of its rows.
+    """Test whether values differ between groups; a patient counts once, as its rows' mean.
 
-    All are (rows,): values are NaN where there is none, labels as in `by_subgroup`. A group takes
-    ``least`` patients; pairs are tested where the p over all groups is not above ``gate``. The seed
-    decides between groups with as many rows of a patient.
+    All are (rows,): values are NaN where missing, labels are as in `by_subgroup`. A group needs
+    ``least`` patients; pairs are tested if the p over all groups is at most ``gate``. A patient
+    belongs to the group of most of its rows; ties are broken by the seed.
     """
     rows, people, named = np.asarray(values, np.float64), np.asarray(patients), _named(labels)
     _check(people, named, len(rows))

@@ -1,10 +1,10 @@
 """Metrics that are functions of sums over rows: decisions, squared errors, calibration.
 
-A bootstrap needs nothing but weighted totals of the rows' terms. A target that is unknown (-1)
-contributes nothing to its class. Single-label decides for the class with the highest score (the
-first of equals), multi-label for every label with a score of at least 0.5. A single-label row
-without a class is excluded from `accuracy` over all classes and from every recall, but its known
-zeros still count for the single classes.
+A bootstrap then needs only weighted totals of the rows' terms. An unknown target (-1) contributes
+nothing to its class. A single-label prediction is the class with the highest score (the first if
+several are equal); a multi-label prediction is every label with a score of at least 0.5. A
+single-label row without a class is excluded from `accuracy` over all classes and from every recall,
+but its known zeros still count for the single classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Targets = npt.NDArray[np.int8]
 BINS = 15
 """Bins of equal width of the expected calibration error (Guo et al. 2017, section 2)."""
 BLOCK_ROWS = 4096
-"""Rows whose terms are made at a time: those of all rows would be larger than the scores."""
+"""Rows whose terms are computed at a time: the terms of all rows would be larger than the
+scores.
+"""
 THRESHOLD = 0.5
 """Score from which a label of a multi-label task counts as predicted."""
 
@@ -41,7 +43,7 @@ class Sums:
 
 
 def mean_over_classes(values: Floats) -> Floats:
-    """Unweighted mean over the last axis, without classes that are NaN; NaN if all are."""
+    """Unweighted mean over the last axis, ignoring NaN; NaN if all are."""
     scored = ~np.isnan(values)
     return ratio(np.where(scored, values, 0.0).sum(axis=-1), scored.sum(axis=-1))
 
@@ -75,7 +77,7 @@ def confusion(targets: Targets, scores: Floats, task: TaskKind) -> Floats:
 
 
 def accuracy(totals: Floats, task: TaskKind) -> Floats:
-    """Share of right decisions: of the rows' classes, or of each label and their mean."""
+    """Share of correct decisions: over rows (single-label), or of each label and their mean."""
     tp, fp, fn, tn = np.moveaxis(totals, -1, 0)
     per_class = ratio(tp + tn, tp + fp + fn + tn)
     if task in EXCLUSIVE:
@@ -92,7 +94,7 @@ def balanced_accuracy(totals: Floats, task: TaskKind) -> Floats:
 
 
 def f1(totals: Floats, task: TaskKind) -> Floats:
-    """F1 of the classes that have a positive, and its unweighted mean (macro)."""
+    """F1 of the classes with a positive, and its unweighted mean (macro)."""
     tp, fp, fn, _ = np.moveaxis(totals, -1, 0)
     per_class = np.where(tp + fn > 0, ratio(2 * tp, 2 * tp + fp + fn), np.nan)
     return _with_overall(mean_over_classes(per_class), per_class)

@@ -1,13 +1,13 @@
-"""How many patients a value rests on, and what may be said with so few.
+"""How many patients a value rests on, and whether they are enough for an interval or a test.
 
-Patients are counted, not records; where some have many more records than others, all count as
-fewer, by Kish's (1965) effective number (Σ r)² / Σ r² for r records of each. A class has as many as
-its rarer side, positive or negative. The rules follow from simulations (``docs/statistics.md``):
+Patients are counted, not records. Where some have many more records r than others, the count is
+Kish's (1965) effective number (Σ r)² / Σ r². The count of a class is that of its rarer side,
+positive or negative. The rules follow from simulations (``docs/statistics.md``):
 
-- fewer than 10 patients: no interval; fewer than 20: no p, so that nothing is said to differ;
-- a class with fewer than 5 patients on its rarer side: no interval of its own values, nor of a mean
-  over classes that takes it in; with 5 to 9 the interval is marked as rough;
-- metrics that few records raise take more, or have no interval (`metrics.Metric.least`).
+- fewer than 10 patients: no interval; fewer than 20: no test;
+- a class with fewer than 5 patients on its rarer side: no interval for the class, nor for a mean
+  over classes that includes it; with 5 to 9 the interval is marked as rough;
+- metrics that few records raise need more, or have no interval (`metrics.Metric.least`).
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ from benchmd_ray.scores.metrics import METRICS, checked_groups
 INTERVAL_PATIENTS = 10
 TEST_PATIENTS = 20
 ROUGH_IN_CLASS = 10
-"""With fewer on the rarer side of a class an interval is rough."""
+"""Patients on the rarer side of a class below which an interval is rough."""
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Support:
-    """Patients of some rows."""
+    """Effective numbers of patients behind some rows."""
 
     patients: int
     effective: float
-    """How many they count as."""
+    """Effective number of patients in all rows."""
     known: tuple[float, ...]
-    """What those count as whose label of each class is known."""
+    """Effective number in the rows with a known label, by class."""
     rarer: tuple[float, ...]
-    """Of each class, what patients on its rarer side count as; 0 where it cannot be scored."""
+    """Effective number on the rarer side of each class; 0 where it cannot be scored."""
     mirrored: bool
-    """Whether two classes are scored, each the opposite of the other: they rest on the same."""
+    """Whether there are two classes, each the opposite of the other, which rest on the same
+    patients.
+    """
 
     def basis(self, metric: str, column: int = 0) -> Basis:
-        """What a value of a metric rests on: over all classes (column 0), or of one, from 1."""
+        """What a metric's value rests on: the mean over classes (column 0) or a class (from 1)."""
         least = METRICS[metric].least
         scored = tuple(count for count in self.rarer if count)
         counts = (self.rarer[column - 1],) if column else scored[: 1 if self.mirrored else None]
@@ -76,7 +78,7 @@ def support(targets: npt.ArrayLike, groups: npt.ArrayLike) -> Support:
 
 
 def effective(records: npt.ArrayLike) -> float:
-    """What patients with so many records each count as; 0 without any."""
+    """Effective number of patients with these numbers of records; 0 without any."""
     counts = np.asarray(records, np.float64)
     squares = float(np.square(counts).sum())
     return float(counts.sum()) ** 2 / squares if squares else 0.0
@@ -84,13 +86,13 @@ def effective(records: npt.ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class Basis:
-    """The counts that decide about the interval and the test of a value or a difference."""
+    """The counts that decide whether a value or difference has an interval and a test."""
 
     patients: float
     counts: tuple[float, ...]
-    """Patients on the rarer side of each class that counts; empty where all patients do alike."""
+    """Patients on the rarer side of each class; empty where classes do not matter."""
     least: float = METRICS["auroc"].least
-    """Patients on the rarer side of a class that an interval takes."""
+    """Patients that an interval needs on the rarer side of a class."""
 
     @cached_property
     def fewest(self) -> float:
@@ -101,8 +103,8 @@ class Basis:
     def degrees(self) -> float:
         """Degrees of freedom of the variance, for t; NaN where the rarest class has one patient.
 
-        Satterthwaite's (1946) for a mean over independent classes with variances inversely
-        proportional to their patients, at most the patients less 1.
+        Satterthwaite's approximation (1946) for a mean over independent classes whose variances are
+        inversely proportional to their patients; at most the number of patients minus 1.
         """
         if self.fewest < 1 + _ROUNDING:
             return math.nan
@@ -123,7 +125,7 @@ class Basis:
     def no_test(self) -> str:
         """Why nothing is tested; empty where something may be.
 
-        With few patients on the rarer side of the only class an exchange test has too few
+        With few patients on the rarer side of the only class, an exchange test has too few possible
         exchanges.
         """
         if _fewer(self.patients, TEST_PATIENTS):
@@ -149,19 +151,19 @@ class Basis:
 
 
 def weaker(a: Basis, b: Basis) -> Basis:
-    """What a difference of values of two sets of patients rests on: the fewer of both."""
+    """What a difference between two sets of patients rests on: the smaller counts."""
     counts = min(a.counts, b.counts, key=lambda counts: min(counts, default=math.inf))
     return Basis(min(a.patients, b.patients), counts, max(a.least, b.least))
 
 
 ALIKE = "the resamples do not differ"
-"""Why a difference has no interval and no test although there are patients enough."""
+"""Why a difference may have no interval and no test although there are enough patients."""
 
 
 def caution(rough: str = "", **missing: str) -> str:
-    """What a reader must know of a result, such as ``no interval, no p: 8 patients``.
+    """What a reader must know about a result, such as ``no interval, no p: 8 patients``.
 
-    Reasons are given by what is missing, and why the interval is rough; empty where it is not so.
+    The reasons for a missing interval or p, or for a rough interval; empty where there are none.
     """
     reasons: dict[str, list[str]] = {}
     named = {f"no {name}": why for name, why in missing.items()} | {"rough interval": rough}

@@ -1,9 +1,9 @@
 """Distances between surfaces of two masks: normalised surface Dice and Hausdorff distance.
 
 A surface is made of elements, one for each 2 × 2 × 2 neighbourhood of voxels that is neither all
-inside nor all outside. Its area is that of the triangles which marching cubes puts there, with
-corners in the middle of edges, so that half a voxel counts. Source: Nikolov et al., Clinically
-applicable segmentation of head and neck anatomy for radiotherapy (J Med Internet Res 2021).
+inside nor all outside. Its area is that of the marching-cubes triangles in the neighbourhood, with
+corners at the midpoints of edges. Source: Nikolov et al., Clinically applicable segmentation of
+head and neck anatomy for radiotherapy (J Med Internet Res 2021).
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ NEIGHBOURHOODS: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...] = (
     ("000 001 110 111", ((8, 8, 0),)),
     ("000 011 101 110", ((4, 4, 4),)),
 )
-"""Voxels inside of a neighbourhood, and its triangles as vectors: areas seen along each axis, in
-eighths of a voxel's face. All others follow by reflection, exchange of axes, and exchange of inside
-and outside."""
+"""Inside voxels of a neighbourhood, and its triangles as area vectors along the axes, in eighths of
+a voxel's face. All other neighbourhoods follow by reflection and by swapping axes or inside and
+outside.
+"""
 ROUNDING = 1 + 1e-9
-"""Factor of a tolerance: a distance of three steps of 0.1 mm is within 0.3 mm."""
+"""Factor on a tolerance against rounding: three steps of 0.1 mm are within 0.3 mm."""
 DENSE = 1 / 8
-"""Share of the neighbourhoods with a surface above which a distance map is made of all of them."""
+"""Share of neighbourhoods with a surface above which distances come from a distance map."""
 
 
 @cache
@@ -65,7 +66,7 @@ def _vectors() -> npt.NDArray[np.int64]:
 
 
 def areas(spacing: Sequence[float]) -> Numbers:
-    """(256,): mm² of the surface in a neighbourhood of each code, of a spacing in mm."""
+    """(256,): surface area in mm² of a neighbourhood of each code, for a spacing in mm."""
     a, b, c = spacing
     seen = _vectors() * np.array([b * c, a * c, a * b]) / 8
     return np.asarray(np.linalg.norm(seen, axis=2).sum(axis=1), np.float64)
@@ -74,7 +75,7 @@ def areas(spacing: Sequence[float]) -> Numbers:
 def codes(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
     """(z + 1, y + 1, x + 1): bit i + 2j + 4k of a neighbourhood is its voxel (i, j, k).
 
-    Outside of the mask (z, y, x) nothing is inside.
+    Everything beyond the borders of the mask (z, y, x) counts as outside.
     """
     voxel = np.pad(mask, 1).view(np.uint8)
     pair = voxel[:-1] | voxel[1:] << 1
@@ -123,7 +124,7 @@ class Distances:
         return float((near + self.prediction_areas[self.prediction <= most].sum()) / total)
 
     def hausdorff(self, percent: float) -> float:
-        """The larger of both directions' percentiles of distance by area, mm."""
+        """The larger of the two directed percentile distances, weighted by area, mm."""
         return max(
             _percentile(self.reference, self.reference_areas, percent),
             _percentile(self.prediction, self.prediction_areas, percent),
@@ -173,7 +174,7 @@ def _by_map(
     spacing: Numbers,
     shape: tuple[int, ...],
 ) -> Numbers:
-    """The same by a distance map, for masks such as noise, which are nearly all surface."""
+    """Distances by a distance map, for masks that are nearly all surface, such as noise."""
     outside = np.ones(shape, bool)
     outside[tuple(others.T)] = False
     distance = ndimage.distance_transform_edt(outside, sampling=spacing)

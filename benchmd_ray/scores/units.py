@@ -1,4 +1,4 @@
-"""What is scored: rows pooled to units, the windows of a CT scan to the scan (decision D5)."""
+"""Pooling of rows to scored units, such as the windows of a CT scan to the scan (decision D5)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Units:
         self._starts = np.cumsum(counts) - counts
 
     def targets(self, targets: npt.ArrayLike) -> npt.NDArray[np.int8]:
-        """Of units (units, classes): 1 if a row is positive, else -1 if one is unknown, else 0."""
+        """(units, classes): 1 if any row is positive, else -1 if any is unknown, else 0."""
         rows = np.asarray(targets, np.int8)
         positive, unknown = self._any(rows == 1), self._any(rows == UNKNOWN)
         return np.where(positive, 1, np.where(unknown, UNKNOWN, 0)).astype(np.int8)
 
     def scores(self, scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Of units (units, classes): the maximum over a unit's rows."""
+        """(units, classes): the maximum over a unit's rows."""
         rows = np.asarray(scores, np.float64)
         if len(self.first) == len(rows):
             return rows

@@ -1,4 +1,4 @@
-"""What fits a cluster at once."""
+"""What fits on a cluster at the same time."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.service.plan import Item
 
 SLACK = 1e-6
-"""Shares of a GPU add up to one but for rounding."""
+"""Tolerance for rounding when shares of a GPU are summed."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What an item holds while it runs."""
+    """Resources of an item while it runs."""
 
     cpus: float
     gpus: float
     workers: int
     spare: bool
-    """Whether a CPU must stay free next to it: Ray Data starves where all are held."""
+    """Whether a CPU must stay free in addition: Ray Data starves if all are taken."""
     fewest: int = 0
-    """Workers that are enough where there is no room for all; 0: all are needed."""
+    """Fewest workers that are enough if not all fit; 0: all are needed."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Capacity:
     """CPUs to keep busy at once."""
     gpus: float
     all_cpus: float
-    """CPUs in all: a single item may hold more than are kept busy by several."""
+    """CPUs in total: a single item may take more than the limit for several items."""
     each: tuple[tuple[float, float], ...]
     """CPUs and GPUs of each node."""
     nodes: frozenset[str] = frozenset()
 
     def fits(self, need: Need, running: Iterable[Need]) -> bool:
-        """Whether an item may start while those run; by itself it always may."""
+        """Whether an item may start while others run; it always may if none do."""
         running = list(running)
         if not running:
             return True
@@ -49,7 +49,7 @@ class Capacity:
         return cpus <= self.cpus + SLACK and gpus <= self.gpus + SLACK
 
     def refusal(self, need: Need) -> str:
-        """Why an item can never run here; empty where it can."""
+        """Why an item can never run here; empty if it can."""
         share = (need.fewest or need.workers) / need.workers
         cpus, gpus = need.cpus * share + need.spare, need.gpus * share
         worker = (need.cpus / need.workers, need.gpus / need.workers)
@@ -58,27 +58,26 @@ class Capacity:
         if cpus > self.all_cpus + SLACK or worker[0] > node_cpus + SLACK:
             return (
                 f"it needs {count_of(cpus, 'CPU')} at once and the cluster has {self.all_cpus:g} "
-                f"({node_cpus:g} on its largest node): take fewer workers "
-                "(execution.workers, execution.cpus_per_worker) or a larger cluster (--cpus where "
-                "it is embedded)."
+                f"({node_cpus:g} on its largest node): use fewer workers (execution.workers, "
+                "execution.cpus_per_worker) or a larger cluster (--cpus for an embedded one)."
             )
         if gpus > self.gpus + SLACK or worker[1] > node_gpus + SLACK:
             return (
-                f"it needs {count_of(gpus, 'GPU')} and the cluster has {self.gpus:g}: take fewer "
+                f"it needs {count_of(gpus, 'GPU')} and the cluster has {self.gpus:g}: use fewer "
                 "workers or --set execution.device=cpu."
             )
         workers = need.fewest or need.workers
         if (places := self.places(*worker)) < workers:
             return (
                 f"it needs room for {count_of(workers, 'worker')} of "
-                f"{count_of(worker[0], 'CPU')} and {count_of(worker[1], 'GPU')} each, all of it on "
-                f"one node, and the cluster's nodes hold {places} of them: lower "
-                "execution.cpus_per_worker, or take other nodes."
+                f"{count_of(worker[0], 'CPU')} and {count_of(worker[1], 'GPU')} each, every worker "
+                f"on a single node, and only {places} fit on the cluster's nodes: lower "
+                "execution.cpus_per_worker, or use other nodes."
             )
         return ""
 
     def places(self, cpus: float, gpus: float) -> int:
-        """How many processes that hold as much each the nodes could hold at once."""
+        """How many processes with these resources fit on the nodes at once."""
         return sum(
             min(
                 int((held + SLACK) / one)
@@ -90,7 +89,7 @@ class Capacity:
 
 
 def cluster_capacity(cpus: float | None = None, leaving: Collection[str] = ()) -> Capacity:
-    """What the connected cluster has, without the nodes that are about to go away."""
+    """Resources of the connected cluster, without nodes that are about to go away."""
     import ray
 
     nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
@@ -119,7 +118,7 @@ def need_of(item: Item) -> Need:
 
 
 def _streams(item: Item) -> bool:
-    """Whether it reads a split by Ray Data; a catalog that cannot be read fails later, by name."""
+    """Whether it streams a split by Ray Data; unreadable catalogs fail later, with their name."""
     if item.catalog is None:
         return False
     try:

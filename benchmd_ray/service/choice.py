@@ -1,4 +1,4 @@
-"""What a user chooses of the benchmark: datasets, techniques, label settings, seeds, settings."""
+"""A user's choice from the benchmark: datasets, techniques, label settings, seeds, settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ from benchmd_ray.settings.definition import (
     read_changes,
     updated,
 )
-from benchmd_ray.ssl import HUB, SCRATCH, TECHNIQUES, protocol_encoder, technique_named
+from benchmd_ray.ssl import (
+    BASELINES,
+    HUB,
+    SCRATCH,
+    TECHNIQUES,
+    protocol_encoder,
+    technique_named,
+    with_solver,
+)
 from benchmd_ray.ssl.brought import own_encoder, technique_label
 from benchmd_ray.storage.location import Location
 
@@ -36,26 +44,27 @@ TRANSFERS: dict[str, dict[str, Any]] = {
     for mode in MODES
     for labels in LABELS
 }
-"""Transfer settings by the name that tables use."""
+"""Transfer settings by their name in tables."""
 PROTOCOL = ("linear", *(name for name in TRANSFERS if name.startswith("finetune")))
-"""Those of the fixed protocol."""
+"""Transfer settings of the fixed protocol."""
 MASKS = ("finetune-full",)
-"""Those of masks, of which there are no few labels and no features of a frozen encoder."""
+"""Transfer settings for masks: neither few labels nor a frozen encoder apply to them."""
 ALL_TECHNIQUES = (SCRATCH, *TECHNIQUES)
 """Built-in techniques, in the tables' order."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user chose of the benchmark; an empty tuple stands for everything available."""
+    """A user's choice from the benchmark; an empty tuple means everything available."""
 
     catalogs: tuple[Location, ...] = ()
-    """Catalogs, and folders that contain catalogs; none plans from the cards only."""
+    """Catalogs, and folders that contain catalogs; if empty, the plan is made from the cards."""
     datasets: tuple[str, ...] = ()
-    """Datasets whose cards are planned from where there are no catalogs."""
+    """Datasets whose cards are used if there are no catalogs."""
     also: tuple[Location, ...] = ()
-    """Catalogs that evaluations read and nothing is trained on, such as out-of-distribution ones;
-    evaluations that read others read those of ``catalogs``, too."""
+    """Catalogs only for evaluations, such as out-of-distribution ones, never for training.
+    Evaluations that read further catalogs also read those of ``catalogs``.
+    """
     modalities: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -63,24 +72,30 @@ class Choice:
     seeds: tuple[int, ...] = (0,)
     policies: tuple[str, ...] = ()
     file: InitVar[Path | None] = None
-    """YAML file of settings for all runs, over the fixed protocol's; read once, into
-    ``overrides``."""
+    """YAML file of settings for all runs, which override the fixed protocol; read once, into
+    ``overrides``.
+    """
     assignments: InitVar[tuple[str, ...]] = ()
-    """``a.b=value`` settings, over the file's; parsed once, into ``overrides``."""
+    """``a.b=value`` settings, which override the file; parsed once, into ``overrides``."""
     overrides: tuple[Mapping[str, Any], ...] = ()
-    """Changes of settings by group, each over the ones before it: those of ``file`` and
-    ``assignments``, where these are named."""
+    """Changes of settings by group, later ones overriding earlier ones: those of ``file`` and
+    ``assignments``, if given.
+    """
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Settings by group that a search found, over the fixed protocol's and under ``overrides``."""
+    """Settings by group that a search found; they override the fixed protocol, and ``overrides``
+    override them.
+    """
     weights: Path | None = None
     bench: str = USUAL
-    """Name of the benchmark whose datasets and starts are taken."""
+    """Name of the benchmark whose datasets and starts are used."""
     start: str = ""
-    """What the settings change: one of the benchmark's starts, or a variant of one; empty for the
-    usual one."""
+    """The start that the settings modify: one of the benchmark's, or a variant; empty for the
+    default one.
+    """
     evaluated: str = ""
-    """Name of the benchmark whose evaluations are made, or of one evaluation; empty for those of
-    ``bench``."""
+    """Name of a benchmark whose evaluations are run, or of a single evaluation; empty for those of
+    ``bench``.
+    """
 
     def __post_init__(self, file: Path | None, assignments: tuple[str, ...]) -> None:
         if file is not None or assignments:
@@ -95,13 +110,12 @@ class Choice:
             if others := sorted(set(getattr(self, name)) - {only}):
                 raise BenchmdError(
                     f"{self.start or chosen.name} of {self.bench} is for the {option} {only}, and "
-                    f"{', '.join(others)} was chosen: leave --{option} out, or choose another "
-                    "--start."
+                    f"{', '.join(others)} was chosen: omit --{option}, or choose another --start."
                 )
             object.__setattr__(self, name, (only,))
 
     def values_of(self, name: str) -> list[Any]:
-        """What the user's settings say of one of them, such as ``execution.device``, in order."""
+        """The values that the user gave to a setting such as ``execution.device``, in order."""
         *groups, last = name.split(".")
         values = []
         for changes in self.overrides:
@@ -114,7 +128,7 @@ class Choice:
 
     @property
     def chosen_start(self) -> Start:
-        """The start, whichever of its variants is chosen."""
+        """The chosen start, also for one of its variants."""
         chosen = benchmark(self.bench)
         for start in chosen.starts:
             kinds = (card.modality for card in cards().values())
@@ -124,8 +138,8 @@ class Choice:
 
 
 def require_known(choice: Choice) -> None:
-    """Refuse names that do not exist, seeds below 0 and settings of what a plan varies."""
-    # Those of catalogs are what their cards say, which need not be here.
+    """Refuse unknown names, seeds below 0, and settings that the plan itself varies."""
+    # Modalities of catalogs are stated in their own cards, which may not be installed.
     kinds = choice.modalities if choice.catalogs else known_modalities()
     for kind, names, valid in (
         ("transfer setting", choice.settings, TRANSFERS),
@@ -141,7 +155,7 @@ def require_known(choice: Choice) -> None:
     labels = [technique_label(name) for name in dict.fromkeys(choice.techniques)]
     if both := sorted({label for label in labels if labels.count(label) > 1}):
         raise BenchmdError(
-            f"two folders of encoders are called {both[0]}, and tables could not tell them apart: "
+            f"two folders of encoders are called {both[0]}, which tables could not distinguish: "
             "rename one of them."
         )
     for seed in choice.seeds:
@@ -153,7 +167,7 @@ def require_known(choice: Choice) -> None:
 
 
 def chosen_datasets(choice: Choice) -> Found:
-    """Sources that can be trained on with what they are scored on, of the chosen modalities."""
+    """Trainable sources of the chosen modalities, each with the datasets that it is scored on."""
     if choice.catalogs:
         available = from_catalogs(choice.catalogs)
     else:
@@ -180,7 +194,7 @@ def chosen_datasets(choice: Choice) -> Found:
     ]
     also = from_catalogs(choice.also) if choice.also else Found(())
     kept = tuple(d for d in chosen if d not in alone)
-    others = tuple(d for d in also.datasets if d not in kept)  # else it would be read twice
+    others = tuple(d for d in also.datasets if d not in kept)  # otherwise it would be read twice
     return Found(kept, (*available.notes, *notes, *also.notes), others)
 
 
@@ -194,12 +208,12 @@ def _no_source(missing: Sequence[str], datasets: Iterable[PlannedDataset]) -> Be
 
 
 def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Settings, str | None]:
-    """Settings of a technique's runs but for seed and label setting, or why it does not fit."""
+    """Settings of a technique's runs without seed and label setting; or why it does not apply."""
     start, variant = benchmark(choice.bench).start_named(choice.start, kind)
     base = start.settings(kind, name, variant)
     if name.startswith(HUB) and not kind.signal.is_image:
         return base, "networks of transformers are for images"
-    base = replace(base, encoder=own_encoder(name) or base.encoder)
+    base = with_solver(replace(base, encoder=own_encoder(name) or base.encoder), name)
     settings = reduce(updated, (choice.changes, *choice.overrides), base)
     if kind.task.segments and name != SCRATCH:
         return settings, "networks of masks are trained from random weights"
@@ -216,18 +230,30 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
     size = ENCODERS[protocol_encoder(name)]
     if _architecture(settings.encoder) in (_architecture(size), _architecture(EncoderSettings())):
         return settings, None
-    reason = "the settings choose another encoder than its weights are of"
+    reason = "the settings choose another encoder than that of its weights"
     if name in choice.techniques:
         raise BenchmdError(
-            f"technique {name}: {reason}. Leave all of encoder out but dropout and "
-            "embedding_dropout, or leave that technique out."
+            f"technique {name}: {reason}. Omit all encoder settings except dropout and "
+            "embedding_dropout, or omit that technique."
         )
     return settings, reason
 
 
-def settings_for(task: Task) -> tuple[str, ...]:
-    """Transfer settings of a task where none are chosen."""
-    return MASKS if task.segments else PROTOCOL
+def settings_for(choice: Choice, task: Task, technique: str) -> tuple[str, ...]:
+    """Transfer settings of a technique: those chosen, or all of the task's protocol.
+
+    What cannot be fine-tuned takes the linear setting with as many labels instead.
+    """
+    names = choice.settings or (MASKS if task.segments else PROTOCOL)
+    if technique in BASELINES:
+        linear = {"mode": "linear"}
+        names = tuple(
+            TransferSettings(**{**TRANSFERS[name], **linear}).setting
+            if TRANSFERS[name]["mode"] == "finetune"
+            else name
+            for name in names
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def _architecture(encoder: EncoderSettings) -> EncoderSettings:
@@ -235,7 +261,7 @@ def _architecture(encoder: EncoderSettings) -> EncoderSettings:
 
 
 def _require_free(choice: Choice) -> None:
-    """Refuse settings of what the plan itself varies, even where they state the default."""
+    """Refuse settings that the plan itself varies, even if they state the default."""
     for name, option in (
         ("seed", "--seed"),
         ("transfer.mode", "--setting"),
@@ -244,12 +270,12 @@ def _require_free(choice: Choice) -> None:
         if values := choice.values_of(name):
             raise BenchmdError(
                 f"the settings choose {name} ({shown(values[-1])}), which a plan varies itself: "
-                f"leave it out and choose with {option}."
+                f"omit it and choose with {option}."
             )
 
 
 def with_setting(settings: Settings, name: str) -> Settings:
-    """Settings of a transfer setting; what leaves the encoder as it is runs on one worker."""
+    """Settings with a transfer setting applied; with a frozen encoder one worker is used."""
     transfer, execution = replace(settings.transfer, **TRANSFERS[name]), settings.execution
     if transfer.freezes:
         execution = replace(execution, workers=1)

@@ -1,7 +1,7 @@
-"""What a run costs, counted: floating-point operations, parameters and bytes on disk.
+"""Counted cost of a run: floating-point operations, parameters and bytes on disk.
 
-A multiplication and an addition count as two operations, as usual; norms, activations, softmax and
-the optimiser are not counted. They are small next to the matrix products.
+A multiply-add counts as two operations. Norms, activations, softmax and the optimiser are not
+counted: they are small compared with the matrix products.
 """
 
 from __future__ import annotations
@@ -27,39 +27,40 @@ from benchmd_ray.ssl import PROJECTION, technique_named
 FLOAT = 4
 """Bytes of a float32."""
 PREDICTION_BYTES = 64
-"""Bytes of a row of predictions in addition to its scores, about: names, target, metadata."""
+"""Approximate bytes of a row of predictions besides its scores: names, target, metadata."""
 METRICS_BYTES = 110
-"""Bytes of a line of metrics, about."""
+"""Approximate bytes of a line of metrics."""
 SMALL = 1e16
-"""Operations of work that shares a GPU, at most: a GPU does them in a few minutes, in which the
-process also starts, reads and scores."""
+"""Most operations of work that shares a GPU. A GPU does them in a few minutes, during which the
+process also starts, reads and scores.
+"""
 FILES_BYTES = 8192
-"""Bytes of a run's descriptions and history, about."""
+"""Approximate bytes of a run's descriptions and history."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What decides the work and the size of a step."""
+    """Inputs that decide the work and the disk size of a step."""
 
     technique: str
     settings: Settings
     source: PlannedDataset
     target: PlannedDataset | None = None
-    """Dataset that is scored, where it is not the source."""
+    """Dataset that is scored, if it is not the source."""
     labelled: int | None = None
-    """Training records of a transfer, where they are counted; else `labelled_rows`."""
+    """Training records of a transfer if counted, otherwise `labelled_rows`."""
     also: tuple[PlannedDataset, ...] = ()
     """Other datasets that an evaluation reads."""
 
     @property
     def signal(self) -> Signal:
-        """What is encoded."""
+        """Signal that is encoded."""
         return self.source.kind.signal
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What one step computes, all workers together."""
+    """Computation of a step, over all workers."""
 
     step: str
     modality: str
@@ -67,25 +68,27 @@ class Workload:
     batch: int
     workers: int
     method: str = ""
-    """Technique whose method is what a unit computes; empty where units depend on none."""
+    """Technique whose pretraining method a unit runs; empty for transfers."""
     units: int = 0
     """Steps (pretraining) or epochs (transfer)."""
     unit_flops: float = 0.0
     unit_head_steps: int = 0
-    """Linear evaluation: steps of the head only in one unit; they cost time, hardly operations."""
+    """Linear evaluation: steps of the head in one unit, which cost time but hardly any
+    operations.
+    """
     once_flops: float = 0.0
-    """Operations in addition to the units, forward only: encoding, scoring."""
+    """Operations besides the units, forward only: encoding, scoring."""
     starts: bool = True
-    """Whether it begins a run, which takes time before the first unit."""
+    """Whether it starts a run, which takes time before the first unit."""
 
     @property
     def small(self) -> bool:
-        """Whether it fills no GPU, as steps of a head alone do: others may work next to it."""
+        """Whether it leaves room on a GPU for other work, as training only a head does."""
         flops = self.units * self.unit_flops + self.once_flops
         return self.unit_head_steps > 0 or flops <= SMALL
 
     def alike(self, other: Workload) -> bool:
-        """Whether a unit of the other work is the very same."""
+        """Whether a unit of the other work is identical."""
         first, second = (
             (w.step, w.modality, w.encoder, w.batch, w.workers, w.method, w.unit_head_steps)
             for w in (self, other)
@@ -99,7 +102,7 @@ def training_records(inputs: Inputs) -> int:
 
 
 def labelled_rows(transfer: TransferSettings, source: PlannedDataset) -> int:
-    """Training records of a label setting, at most: the classes of a record are not known here."""
+    """Upper bound of the training records of a label setting; record classes are unknown here."""
     whole, wanted = source.rows.get("train", 0), transfer.labels_per_class
     if wanted is None:
         return max(1, whole)
@@ -108,7 +111,7 @@ def labelled_rows(transfer: TransferSettings, source: PlannedDataset) -> int:
 
 
 def forward_flops(signal: Signal, encoder: EncoderSettings) -> float:
-    """Operations of encoding one example; networks other than ours are run once to count them."""
+    """Operations of encoding one example; for custom networks, counted by running them once."""
     if encoder.network != NETWORK:
         counted = _counted(signal, encoder)
         return counted.flops * counted.windows
@@ -122,11 +125,13 @@ def patch_flops(signal: Signal, encoder: EncoderSettings) -> float:
 
 
 def blocks_flops(signal: Signal, encoder: EncoderSettings) -> float:
-    """Operations of all transformer blocks on one example, CLS among its tokens."""
+    """Operations of all transformer blocks on one example, including the CLS token."""
     tokens = signal.with_patch(encoder.patch_size).tokens + 1
     inner = encoder.heads * encoder.head_dim
-    projections = 2.0 * tokens * encoder.width * 4 * inner  # queries, keys, values; and back
-    attention = 2.0 * 2 * tokens**2 * inner  # scores, and the mixture of the values
+    projections = (
+        2.0 * tokens * encoder.width * 4 * inner
+    )  # queries, keys, values, and output projection
+    attention = 2.0 * 2 * tokens**2 * inner  # attention scores, and the weighted sum of values
     mlp = 2.0 * 2 * tokens * encoder.width * encoder.mlp
     return encoder.depth * (projections + attention + mlp)
 
@@ -134,9 +139,9 @@ def blocks_flops(signal: Signal, encoder: EncoderSettings) -> float:
 def training_flops(signal: Signal, encoder: EncoderSettings) -> float:
     """Operations of training on one example: the backward pass costs two forward passes.
 
-    The patch embedding costs one less: its input takes no gradient.
+    The patch embedding costs one pass less: its input needs no gradient.
     """
-    if encoder.network != NETWORK:  # one that segments is trained on one window of each example
+    if encoder.network != NETWORK:  # segmentation is trained on one window of each example
         return 3 * _counted(signal, encoder).flops
     return 3 * forward_flops(signal, encoder) - patch_flops(signal, encoder)
 
@@ -145,7 +150,7 @@ def pretrain_flops(signal: Signal, encoder: EncoderSettings, technique: str, bat
     """Operations of pretraining on one example of a batch.
 
     e-Mix encodes each example and a mixture and compares all mixtures with all examples; ShED and
-    MAE have a head on every token. A method of your own is taken to train on one encoding.
+    MAE have a head on every token. A custom method is assumed to train on one encoding.
     """
     signal = signal.with_patch(encoder.patch_size)
     width, tokens = features_width(signal, encoder), signal.tokens
@@ -173,12 +178,12 @@ def encoder_parameters(signal: Signal, encoder: EncoderSettings) -> int:
 
 
 def features_width(signal: Signal, encoder: EncoderSettings) -> int:
-    """Width of the features that an encoder gives a head."""
+    """Width of the features that a head receives from an encoder."""
     return encoder.width if encoder.network == NETWORK else _counted(signal, encoder).width
 
 
 def head_parameters(signal: Signal, encoder: EncoderSettings, head: str | int) -> int:
-    """Parameters of the head of a technique, or of a classifier for so many classes."""
+    """Parameters of the head of a technique, or of a classifier with this number of classes."""
     width, signal = features_width(signal, encoder), signal.with_patch(encoder.patch_size)
     if isinstance(head, int):
         return (width + 1) * head
@@ -189,15 +194,15 @@ def head_parameters(signal: Signal, encoder: EncoderSettings, head: str | int) -
 
 
 class _Counted(NamedTuple):
-    """Of another network than the transformer."""
+    """Cost of a network other than the transformer."""
 
     flops: float
     """Operations on what it sees at once."""
     parameters: int
     width: int
-    """Of its features, or maps."""
+    """Width of its features or maps."""
     windows: int
-    """How often it sees a part of an example: 1 where it sees the whole."""
+    """Windows of an example; 1 if the network takes the whole."""
 
 
 def _counted(signal: Signal, encoder: EncoderSettings) -> _Counted:
@@ -206,9 +211,9 @@ def _counted(signal: Signal, encoder: EncoderSettings) -> _Counted:
 
 @functools.cache
 def _counted_once(signal: Signal, settings: str) -> _Counted:
-    """Count on tensors without values; with values where the network needs them.
+    """Count on meta tensors, or on real ones if the network needs values.
 
-    The settings are JSON, as a key of the cache.
+    The settings are JSON text, so that they can be a cache key.
     """
     encoder = updated(EncoderSettings(), json.loads(settings))
     try:
@@ -227,7 +232,7 @@ def _counted_on(device: str, signal: Signal, encoder: EncoderSettings) -> _Count
     with (
         torch.device(device),
         torch.random.fork_rng(devices=[]),
-        warnings.catch_warnings(),  # of a user's network that loads its weights
+        warnings.catch_warnings(),  # a custom network that loads its weights
     ):
         warnings.simplefilter("ignore")
         module = make_encoder(signal, encoder).eval()
@@ -244,11 +249,12 @@ class Disk:
     """Bytes of a run."""
 
     kept: int
-    """What stays when it is done: metrics, predictions and, as `ExecutionSettings.keep` says,
-    weights and checkpoints. Weights that go count as long as the run works, not until the last run
-    that needs them is done."""
+    """Bytes that stay after the run: metrics, predictions and, depending on
+    `ExecutionSettings.keep`, weights and checkpoints. Weights that are removed later count only
+    while the run works, though they stay until the last run that needs them is done.
+    """
     working: int = 0
-    """What it has in addition while it works: two checkpoints, and one that is being written."""
+    """Additional bytes during the run: two checkpoints, and one that is being written."""
 
 
 def disk_of_run(inputs: Inputs, *, head: str | int, copies: int = 0, lines: int = 0) -> Disk:
@@ -257,8 +263,8 @@ def disk_of_run(inputs: Inputs, *, head: str | int, copies: int = 0, lines: int 
     Args:
         inputs: What is run.
         head: As in `head_parameters`.
-        copies: How often a checkpoint has the weights: with AdamW's two moments 3 times, with those
-            of the best epoch 4 times; 0 writes no checkpoint.
+        copies: Copies of the weights in a checkpoint: 3 with AdamW's two moments, 4 with the best
+            epoch's weights too; 0 if no checkpoint is written.
         lines: Lines of metrics.
     """
     encoder, keep = inputs.settings.encoder, inputs.settings.execution.keep
@@ -273,5 +279,5 @@ def disk_of_run(inputs: Inputs, *, head: str | int, copies: int = 0, lines: int 
 
 
 def prediction_bytes(classes: int, rows: int) -> int:
-    """Bytes of the predictions for so many rows."""
+    """Bytes of the predictions for this number of rows."""
     return rows * (8 * classes + PREDICTION_BYTES) + FILES_BYTES

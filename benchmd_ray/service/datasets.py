@@ -1,4 +1,4 @@
-"""Datasets that a plan can use: catalogs on disk, or only cards before any catalog is built."""
+"""Datasets for a plan: from catalogs on disk, or from cards before catalogs are built."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.storage.location import Location, entries
 
 DEPTH = 2
-"""Levels of folders below a named one that are looked through for catalogs."""
+"""Levels of subfolders that are searched for catalogs."""
 TRAINED_SHARE = 0.8
-"""Training records of a source for which no counts are published (decisions D7 and D20)."""
+"""Fraction of a source's records used for training if no counts are published (decisions D7 and
+D20).
+"""
 
 
 @dataclass(frozen=True)
 class PlannedDataset:
-    """One dataset under one policy, as far as a plan needs to know it."""
+    """What a plan needs to know about one dataset under one policy."""
 
     name: str
     kind: Modality
-    """What its records are, and what is predicted of them."""
+    """Its signal and its task."""
     role: str
     policy: str
     rows: Mapping[str, int]
@@ -33,9 +35,9 @@ class PlannedDataset:
     scored: tuple[str, ...]
     """Splits that are scored."""
     positives: tuple[int, ...] = ()
-    """Positive training records of each class; empty where they are not known."""
+    """Positive training records of each class; empty if unknown."""
     catalog: Location | None = None
-    """None for one that is known only by its card."""
+    """Its catalog; None if only the card is known."""
     digest: str | None = field(default=None, repr=False)
     """Hash of the catalog."""
 
@@ -50,20 +52,20 @@ class PlannedDataset:
 
 @dataclass(frozen=True)
 class Found:
-    """Datasets, and what was excluded and why."""
+    """Datasets that can be used, and notes on what was excluded and why."""
 
     datasets: tuple[PlannedDataset, ...]
     notes: tuple[str, ...] = ()
     also: tuple[PlannedDataset, ...] = ()
-    """Others, which nothing is trained on."""
+    """Further datasets, only for evaluations."""
 
 
 def from_catalogs(paths: Iterable[Location]) -> Found:
-    """Datasets of catalogs, or of folders of some, by modality, role (sources first), name, policy.
+    """Datasets of catalogs or folders, by modality, role (sources first), name and policy.
 
     Raises:
-        BenchmdError: A path has no catalog, one cannot be read, or two are of one dataset and
-            policy.
+        BenchmdError: A path has no catalog, a catalog cannot be read, or two catalogs have the same
+            dataset and policy.
     """
     folders: dict[Location, None] = {}
     notes: list[str] = []
@@ -96,7 +98,7 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
 def read_also(
     evaluation: Evaluation, source: PlannedDataset, datasets: Sequence[PlannedDataset]
 ) -> tuple[PlannedDataset, ...]:
-    """Datasets that an evaluation of a source reads in addition."""
+    """Further datasets that an evaluation of a source reads."""
     names = () if evaluation.also is None else evaluation.also(source, datasets)
     chosen = tuple(dataset for dataset in datasets if dataset.name in names)
     require_one_each((dataset.name, dataset.catalog) for dataset in chosen)
@@ -104,7 +106,7 @@ def read_also(
 
 
 def require_one_each(catalogs: Iterable[tuple[str, Location | None]]) -> None:
-    """Refuse two catalogs of one dataset where an evaluation reads them by its name."""
+    """Refuse two catalogs of the same dataset if an evaluation would read both."""
     places: dict[str, Location | None] = {}
     for name, place in catalogs:
         if name in places:
@@ -120,7 +122,7 @@ def _order(dataset: PlannedDataset) -> tuple[str, ...]:
 
 
 def _catalog_folders(path: Location, depth: int = DEPTH) -> Iterator[tuple[Location, bool]]:
-    """The catalog that a folder is, or those below it, in order; and whether each is finished."""
+    """The catalogs in or below a folder, in order, and whether each is finished."""
     try:
         files, folders = entries(path)
     except PermissionError:  # such as lost+found next to catalogs
@@ -151,7 +153,7 @@ def _of_catalog(catalog: Catalog) -> PlannedDataset:
 
 
 def from_cards(names: Iterable[str], policies: Sequence[str] = ("clean",)) -> Found:
-    """Datasets as their cards state them, with about the records that a complete download has."""
+    """Datasets as stated in their cards, with approximate record counts of complete downloads."""
     chosen = [dataset_card(name) for name in sorted(names)]
     datasets = [_of_card(card, policy) for card in chosen for policy in policies]
     return Found(tuple(sorted(datasets, key=_order)))
@@ -170,11 +172,11 @@ def _of_card(card: DatasetCard, policy: str) -> PlannedDataset:
 
 
 def card_rows(card: DatasetCard, policy: str) -> dict[str, int]:
-    """About how many records of each split a complete catalog has.
+    """Approximate number of records of each split in a complete catalog.
 
-    Taken from the splits of the owner's file, else from published counts of records (one class a
-    record, no scans), else from the first layout as a whole: all of it for a target,
-    `TRAINED_SHARE` for the training of a source.
+    Taken from the owner's split file; otherwise from published counts of records (one class per
+    record, no scans); otherwise from the total of the first layout, all for a target and
+    `TRAINED_SHARE` for the training split of a source.
     """
     layout = next(iter(card.layouts.values()))
     if layout.splits:
@@ -193,7 +195,7 @@ def card_rows(card: DatasetCard, policy: str) -> dict[str, int]:
 
 
 def _whole(card: DatasetCard) -> int:
-    """Rows of a catalog of the complete dataset, or of what the build draws by default."""
+    """Rows of a complete catalog, or of the records that a build samples by default."""
     layout = next(iter(card.layouts.values()))
     whole = layout.records * layout.rows_per_record
     drawn = card.options["images"].default if "images" in card.options else ""
@@ -201,7 +203,7 @@ def _whole(card: DatasetCard) -> int:
 
 
 def _card_positives(card: DatasetCard, policy: str) -> tuple[int, ...]:
-    """Published training records of each class, of the policy or else of the other."""
+    """Published training records of each class, for this policy or else the other one."""
     for counts in (card.expected.get(policy, {}), *card.expected.values()):
         if train := counts.get("train"):
             return tuple(train.get(name, 0) for name in card.classes)

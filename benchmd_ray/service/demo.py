@@ -19,7 +19,7 @@ from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning
 from benchmd_ray.service.steps import Evaluate
 from benchmd_ray.service.tune_and_train import search_and_train
-from benchmd_ray.ssl import METHODS, SCRATCH
+from benchmd_ray.ssl import BASELINES, METHODS, SCRATCH
 from benchmd_ray.tuning.limits import Budget
 
 SETTINGS = (
@@ -33,21 +33,23 @@ SETTINGS = (
     "execution.log_every=10",
     "execution.checkpoint_every=50",
 )
-"""Small enough for two cores and a few minutes."""
+"""Settings small enough for two cores and a few minutes."""
 
-TECHNIQUES = {"ecg": (SCRATCH, *METHODS)}
-"""Techniques of a modality; the others have `FEWER`."""
+TECHNIQUES = {"ecg": (SCRATCH, *METHODS, *BASELINES)}
+"""Techniques by modality; `FEWER` for all others."""
 FEWER = (SCRATCH, "mae")
 TRANSFERS = ("linear", "finetune-small")
 USUAL = ("ecg",)
-"""Modalities where none is named."""
+"""Default modalities."""
 SEARCHED = ("mae", "linear")
 """Technique and transfer setting whose settings are searched."""
 SEARCH = Tuning(Choice(), searched=SEARCHED[1:], budget=Budget(trials=6), evaluations=2)
 ON_RAY = ("ecg", "mae")
-"""What is pretrained by two workers with DeepSpeed as a Ray Train job, where it is installed."""
+"""Run that is pretrained by two workers with DeepSpeed as a Ray Train job, if DeepSpeed is
+installed.
+"""
 TFLOPS = 0.02
-"""About what a processor core sustains; the time left is corrected by how long runs really take."""
+"""Approximate speed of a CPU core; the time left is corrected by actual run times."""
 
 
 def demo(
@@ -58,10 +60,10 @@ def demo(
     *,
     on_ray: bool = False,
 ) -> bool:
-    """Write data, build catalogs, execute one plan of all runs, and search; what is done stays.
+    """Write data, build catalogs, execute one plan of all runs, and search; finished work is kept.
 
-    The first modality (none: of all) is also searched and evaluated by other benchmarks. With
-    `on_ray` two workers share a pretraining (`ON_RAY`). Gives whether all of it was done.
+    The first modality is also searched and evaluated by other benchmarks. With `on_ray` two workers
+    share a pretraining (`ON_RAY`). Returns whether everything was done.
     """
     chosen = chosen_modalities(modalities)
     cpus, runs = own_cpus() if embedded(address) else None, folder / "runs"
@@ -98,7 +100,7 @@ def _choice(
 
 def demo_plan(catalogs: Sequence[Catalog], *, on_ray: bool) -> Plan:
     """The runs of the demo on these catalogs."""
-    plan = make_plan(_choice(catalogs, (SCRATCH, *METHODS), TRANSFERS), tflops=TFLOPS)
+    plan = make_plan(_choice(catalogs, (SCRATCH, *METHODS, *BASELINES), TRANSFERS), tflops=TFLOPS)
     items = tuple(
         _on_two_workers(item) if on_ray and item.setting == "pretrain" else item
         for item in plan.items
@@ -108,7 +110,7 @@ def demo_plan(catalogs: Sequence[Catalog], *, on_ray: bool) -> Plan:
 
 
 def with_evaluations(plan: Plan, catalogs: Sequence[Catalog]) -> Plan:
-    """The plan with other benchmarks' evaluations of the fine-tuning of random weights.
+    """Add other benchmarks' evaluations of the fine-tuning from random weights to the plan.
 
     The first catalog is the source's; the others are read.
     """
@@ -134,7 +136,7 @@ def _on_two_workers(item: Item) -> Item:
 
 
 def chosen_modalities(modalities: Sequence[str]) -> list[str]:
-    """The modalities, each once; all that have synthetic data where none is named."""
+    """The modalities without duplicates; by default all with synthetic data."""
     for name in modalities:
         if name not in WRITERS:
             raise unknown_name("modality", name, WRITERS)
@@ -154,13 +156,13 @@ def catalogs_of(
     sizes: Mapping[str, int] | None = None,
     hold_out: Callable[[str, Path], Sequence[str]] | None = None,
 ) -> list[Catalog]:
-    """Catalogs of a modality's synthetic datasets, the source first; what is built stays.
+    """Catalogs of a modality's synthetic datasets, source first; existing ones are kept.
 
     `sizes` are arguments of its writer; `hold_out` gives the conditions that the source's catalog
     holds out, from its name and raw folder.
     """
     out = folder / "catalogs"
-    listed = out / f"{modality}.txt"  # written when all are built
+    listed = out / f"{modality}.txt"  # written after all are built
     if listed.is_file():
         return [open_catalog(out / name) for name in listed.read_text("utf-8").split()]
     found: list[Catalog] = []

@@ -1,4 +1,4 @@
-"""What this machine has and lacks for the work, and how to get what is missing."""
+"""Checks of this machine, with remedies for what is missing."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from benchmd_ray.extensions.extras import EXTRAS, command_for
 from benchmd_ray.files.atomic import cache_folder
 
 State = Literal["ok", "note", "missing"]
-"""``missing``: nothing works without it; ``note``: something is slower, or cannot be done."""
+"""``missing``: nothing works without it; ``note``: something is slower or unavailable."""
 NEEDED = ("torch", "ray", "optuna", "pyarrow", "numpy", "pandas", "scipy", "scikit-learn")
 PYTHONS = ((3, 11), (3, 14))
-"""Versions that are supported, the last one excluded."""
+"""Supported versions, upper bound excluded."""
 MEMORY_GIB, DISK_GIB, SHARED_GIB = 4.0, 5.0, 1.0
-"""Free, below which something is likely to fail: a training, the temporary files of Ray, and what
-its processes share."""
+"""Free GiB below which failures are likely: of training memory, Ray's temporary files, shared
+memory.
+"""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     what: str
     state: State
     found: str
     remedy: str = ""
-    """What to do about it; empty where nothing is to be done."""
+    """What to do; empty if nothing."""
 
     @property
     def lines(self) -> list[str]:
@@ -45,7 +46,7 @@ class Finding:
 
 
 def findings() -> Iterator[Finding]:
-    """Everything that is looked at, in the order in which it is shown."""
+    """All checks, in the order of display."""
     yield _python()
     yield Finding("benchmd_ray", "ok", __version__)
     yield from map(_needed, NEEDED)
@@ -78,7 +79,7 @@ def _needed(name: str) -> Finding:
 
 
 def _extra(name: str) -> Finding:
-    """What is there of an extra of the installation."""
+    """Whether an extra of the installation is complete."""
     versions = {package: _version(package) for package in EXTRAS[name].packages}
     absent = [package for package, version in versions.items() if version is None]
     if absent:
@@ -89,7 +90,7 @@ def _extra(name: str) -> Finding:
 
 
 def _devices() -> Iterator[Finding]:
-    """GPUs and what compiles for them; CPUs."""
+    """GPUs, CPUs and compilers."""
     if _version("torch") is None:
         return
     import torch
@@ -151,10 +152,10 @@ def _room(
 
 
 def _cluster() -> Finding:
-    """Whether the Ray that commands would use can be reached; nothing is started."""
+    """Whether the Ray cluster that commands would use can be reached; nothing is started."""
     address = os.environ.get("RAY_ADDRESS", "")
     if not address:
-        message = "none is named (RAY_ADDRESS): commands start their own on this machine"
+        message = "not set (RAY_ADDRESS): commands start Ray on this machine"
         return Finding("Ray cluster", "ok", message)
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():

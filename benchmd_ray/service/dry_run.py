@@ -1,4 +1,4 @@
-"""What a dry run prints: what would run, what is done already, and how long the rest takes."""
+"""Output of a dry run: what would run, what is done, and how long the rest takes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from benchmd_ray.ssl import TECHNIQUES
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a plan, or a search with the runs after it, would do and take."""
+    """Work, time and disk of a plan, or of a search with the runs after it."""
 
     work: tuple[str, ...]
     """Lines that say what would run."""
@@ -34,22 +34,22 @@ class DryRun:
     """Sentences about time, disk and what is done already."""
     basis: str
     seconds: float | None
-    """By the clock, of what is left; None where it cannot run on these resources."""
+    """Wall-clock seconds of what is left; None if it cannot run on these resources."""
     device_hours: float
     device: str
-    """What these are hours of: ``GPU`` or ``CPU``."""
+    """Device of the hours: ``GPU`` or ``CPU``."""
     resources: Resources
     disk_bytes: int
     after_seconds: float = 0.0
-    """By the clock, of the runs after a search."""
+    """Wall-clock seconds of the runs after a search."""
     warnings: tuple[str, ...] = ()
     items: tuple[dict[str, Any], ...] = ()
     """Entries of a plan: times in seconds, sizes in bytes."""
     from_cards: bool = False
-    """Whether there are no catalogs yet."""
+    """Whether it was planned from cards, without catalogs."""
 
     def lines(self, *, items: bool = False) -> list[str]:
-        """What a user reads; on request with a line for each entry."""
+        """Text for the user; on request with a line for each entry."""
         lines = [*self.work, "", *self.takes, f"Estimates: {self.basis}"]
         if self.warnings:
             lines += ["", "Notes:", *(f"- {warning}" for warning in self.warnings)]
@@ -57,7 +57,7 @@ class DryRun:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The same as data for programs."""
         names = ("seconds", "device_hours", "disk_bytes", "basis", "items")
         return {
             **vars(self.resources),
@@ -67,9 +67,9 @@ class DryRun:
 
 
 def print_estimates(estimates: Sequence[DryRun], to_run: str, *, items: bool = False) -> None:
-    """Print the estimates and, of several searches, their sum.
+    """Print the estimates and, for several searches, their total.
 
-    `to_run` says what to do where they are planned from cards; `items` adds a line for each entry.
+    `to_run` says what to do if they are planned from cards; `items` adds a line for each entry.
     """
     blocks = [estimate.lines(items=items) for estimate in estimates]
     if len(estimates) > 1:
@@ -85,7 +85,7 @@ def print_estimates(estimates: Sequence[DryRun], to_run: str, *, items: bool = F
 def _total(searches: Sequence[DryRun]) -> str:
     hours = sum(search.device_hours for search in searches)
     return (
-        f"In all: {len(searches)} searches one after the other, about "
+        f"In total: {len(searches)} searches one after the other, about "
         f"{duration(sum(search.seconds or 0.0 for search in searches))}, and the runs after them, "
         f"about {duration(sum(search.after_seconds for search in searches))}; about "
         f"{figure(hours)} {searches[0].device} hours."
@@ -94,21 +94,21 @@ def _total(searches: Sequence[DryRun]) -> str:
 
 @dataclass(frozen=True)
 class Status:
-    """What of a plan a store has already, by names of items."""
+    """State of a plan's items in a store, by name."""
 
     done: frozenset[str] = frozenset()
     begun: frozenset[str] = frozenset()
-    """Runs that are not finished: they resume from their checkpoints."""
+    """Unfinished runs, which resume from their checkpoints."""
     unknown: frozenset[str] = frozenset()
     """Items that could not be looked up without downloading weights."""
     lacking: str = ""
-    """Why it cannot start as things are, and what to do; empty where it can."""
+    """Why the plan cannot start, and what to do; empty if it can."""
 
     def left(self, items: Iterable[Item]) -> list[Item]:
         return [item for item in items if item.name not in self.done]
 
     def of(self, item: Item) -> str:
-        """``done``, ``begun`` or empty."""
+        """State of an item: ``done``, ``begun`` or empty."""
         if item.name in self.done:
             return "done"
         return "begun" if item.name in self.begun else ""
@@ -117,13 +117,13 @@ class Status:
 def estimate_run(
     choice: Choice, store: Path, resources: Resources, *, tflops: float | None = None
 ) -> DryRun:
-    """What a choice would run that the store, which need not exist, does not have yet."""
+    """Estimate the runs of a choice that are missing in the store, which need not exist."""
     plan = make_plan(choice, store, device="cuda" if resources.gpus else "cpu", tflops=tflops)
     return estimate_plan(plan, resources, status(plan, store, weights=choice.weights))
 
 
 def resources_of(address: str | None, cpus: float | None, gpus: float | None) -> Resources:
-    """What is named; for the rest what a cluster, or else this machine, has."""
+    """The resources given by the user; otherwise those of the cluster or this machine."""
     if embedded(address):
         return Resources(cpus or own_cpus(), own_gpus() if gpus is None else gpus)
     with connected(address):
@@ -132,10 +132,9 @@ def resources_of(address: str | None, cpus: float | None, gpus: float | None) ->
 
 
 def status(plan: Plan, store: Path, *, weights: Path | None = None) -> Status:
-    """What of a plan is done.
+    """State of a plan in a store.
 
-    Without a file of ImageNet weights those of an earlier download are taken; where there are none,
-    nothing is downloaded just to look.
+    Without a file of ImageNet weights, an earlier download is used; nothing is downloaded.
     """
     weights = weights or _downloaded_weights()
     hidden = frozenset(
@@ -169,7 +168,7 @@ def _downloaded_weights() -> Path | None:
 
 
 def estimate_plan(plan: Plan, resources: Resources, status: Status | None = None) -> DryRun:
-    """What is left of a plan; without a status, all of it."""
+    """Estimate what is left of a plan; without a status, all of it."""
     status = status or Status()
     left = status.left(plan.items)
     device = "GPU" if any(item.gpus > 0 for item in plan.items) else "CPU"
@@ -191,7 +190,7 @@ def estimate_plan(plan: Plan, resources: Resources, status: Status | None = None
 
 
 def device_hours(items: Iterable[Item], device: str) -> float:
-    """Hours of GPUs or of CPUs that items keep busy."""
+    """GPU or CPU hours of items."""
     return sum(i.seconds * (i.gpus if device == "GPU" else i.cpus) for i in items) / 3600
 
 
@@ -213,7 +212,7 @@ def _headline(plan: Plan) -> str:
 
 
 def _table(plan: Plan, status: Status, device: str) -> pd.DataFrame:
-    """One row for each source, and one for all; times and bytes of what is left."""
+    """One row for each source and one for all, with time and bytes of what is left."""
     sources: dict[tuple[str, str, str], list[Item]] = {}
     for item in plan.items:
         sources.setdefault((item.modality, item.source, item.policy), []).append(item)
@@ -235,7 +234,7 @@ def _table(plan: Plan, status: Status, device: str) -> pd.DataFrame:
 
 
 def _scheduled(left: Sequence[Item], resources: Resources) -> tuple[Schedule | None, str]:
-    """The simulated schedule, and its time or why there is none as a sentence."""
+    """The simulated schedule, and a sentence with its time or why there is none."""
     machine = count_of(resources.cpus, "CPU")
     if resources.gpus:
         machine += f" and {count_of(resources.gpus, 'GPU')}"
@@ -256,7 +255,7 @@ def _disk(left: Sequence[Item], schedule: Schedule | None) -> str:
 def _done(plan: Plan, status: Status) -> str:
     line = f"Done already: {len(status.done)} of {len(plan.items):,}"
     if status.begun:
-        line += f"; begun, to resume from checkpoints: {len(status.begun)}"
+        line += f"; unfinished, to resume from checkpoints: {len(status.begun)}"
     if status.unknown:
         line += f"; not looked up, without --weights: {len(status.unknown)}"
     return f"{line}."
@@ -278,7 +277,7 @@ def _item_table(items: Iterable[dict[str, Any]]) -> pd.DataFrame:
 
 
 def size(count: float) -> str:
-    """Bytes to read: ``950 kB``, ``38.6 MB``, ``10.4 GB``."""
+    """Format bytes: ``950 kB``, ``38.6 MB``, ``10.4 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -287,5 +286,5 @@ def size(count: float) -> str:
 
 
 def figure(value: float) -> str:
-    """A number to read: two figures below 10, thousands apart above."""
+    """Format a number: two digits below 10, thousands separators above."""
     return f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"

@@ -1,4 +1,4 @@
-"""Independent calls as Ray tasks, each with its memory, such as cases that a benchmark scores."""
+"""Independent calls as Ray tasks with memory limits, such as cases that a benchmark scores."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from benchmd_ray.console.interrupts import stopping
 from benchmd_ray.errors import BenchmdError, first_line
 
 TRIES = 3
-"""Calls of one item whose worker is lost; then the item may be the reason."""
+"""Lost workers after which an item is given up: it may be the cause."""
 NODE_LOSSES = 20
-"""How often an item's node may go away, which is no try of its own."""
+"""How often an item's node may go away; this does not count as a try."""
 WAIT_SECONDS = 0.5
 _AGAIN = object()
-"""In the place of a result: the item is tried once more."""
+"""Returned instead of a result if the item is tried again."""
 AHEAD = 2
-"""Tasks that are with Ray at once, for each CPU."""
+"""Tasks submitted to Ray at a time, per CPU."""
 
 
 @dataclass(frozen=True)
 class Call:
     name: str
     given: Any
-    """What is called with."""
+    """Argument of the call."""
     memory: int = 0
-    """Bytes that it needs."""
+    """Memory in bytes."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,24 @@ def each(
     gpus: float = 0.0,
     grows: bool = False,
 ) -> Iterator[tuple[str, Any | FailedCall]]:
-    """Names of items with their results, as they end; within `cluster.connected`.
+    """Yield names of items with their results as they finish; requires `cluster.connected`.
 
     Args:
-        calls: The items, in the order in which they begin.
-        work: A function of a module, which workers import.
+        calls: Calls by item, in starting order.
+        work: A module-level function, which workers import.
         cpus: Of each item.
         gpus: Of each item.
-        grows: Whether the cluster may yet get nodes with them.
+        grows: Whether the cluster may still get nodes with GPUs.
 
     Raises:
-        Stopped: A signal asked to stop. All tasks have been ended.
+        Stopped: A signal asked to stop; all tasks have been ended.
     """
     import ray
 
     available = ray.cluster_resources().get("GPU", 0)
     if gpus > available and not grows:
         raise BenchmdError(
-            f"{gpus:g} GPUs are asked for, and this machine has {available:g}: ask for fewer, or "
+            f"{gpus:g} GPUs are requested, and this machine has {available:g}: request fewer, or "
             "name a cluster with --address."
         )
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(work)
@@ -84,17 +84,17 @@ def each(
                     call = running.pop(reference)
                     result = _result(reference, tries.setdefault(call.name, [0, 0]))
                     if result is _AGAIN:
-                        waiting.append(call)  # last: it may end the next worker, too
+                        waiting.append(call)  # last, as it may end the next worker too
                     else:
                         yield call.name, result
     finally:
         for reference in running:
-            with contextlib.suppress(Exception):  # Ray itself may be what is lost
+            with contextlib.suppress(Exception):  # Ray itself may have gone
                 ray.cancel(reference, force=True)
 
 
 def _result(reference: Any, tries: list[int]) -> Any:
-    """What a task gave, a `FailedCall`, or `_AGAIN`."""
+    """Result of a task, a `FailedCall`, or `_AGAIN`."""
     import ray
 
     try:
@@ -118,7 +118,7 @@ def _result(reference: Any, tries: list[int]) -> Any:
 
 
 def _largest_memory() -> int:
-    """Bytes of the largest node: a task that asks for more would wait for ever."""
+    """Memory in bytes of the largest node: a task that requests more would wait forever."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

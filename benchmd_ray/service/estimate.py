@@ -1,7 +1,7 @@
-"""How long runs will take, from what is measured or from a stated speed.
+"""Estimated duration of runs, from measurements or from a stated speed.
 
-A run like a measured one takes its speed. Others are scaled by their floating-point operations
-(`service.cost`) from measured runs on the same kind of device, the nearest that there are.
+A run like a measured one gets its speed. Others are scaled by floating-point operations
+(`service.cost`) from the most similar measured runs on the same kind of device.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ class Measured:
     work: Workload
     units_per_second: float
     start_seconds: float | None = None
-    """Worked in addition to its units: loading and once-only encoding; None while unfinished."""
+    """Seconds besides its units, for loading and one-time encoding; None while unfinished."""
 
     @property
     def flops_per_second(self) -> float:
-        """Sustained operations a second of one worker."""
+        """Sustained operations per second of one worker."""
         return self.work.unit_flops * self.units_per_second / self.work.workers
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Speed of this machine, measured on the spot."""
+    """Speed of this machine, just measured."""
 
     device: str
     training: float
-    """Operations a second of training steps."""
+    """Operations per second of training steps."""
     forward: float
-    """Operations a second without gradients."""
+    """Operations per second without gradients."""
 
 
 def measured_runs(store: Path, datasets: Sequence[PlannedDataset] = ()) -> list[Measured]:
-    """Speeds of the runs of a store that reported any, in order of name.
+    """Speeds of the runs in a store that reported any, in order of name.
 
-    Records of a run are counted in the catalogs of these datasets, else in what it wrote; transfers
-    that wrote nothing yet are excluded.
+    Records of a run are counted in the catalogs of these datasets, otherwise in its predictions;
+    transfers without predictions are excluded.
     """
     try:
         speeds = read_stores([store]).found
@@ -72,7 +72,7 @@ def _measured(run: Run, datasets: Sequence[PlannedDataset]) -> Measured | None:
         work = _work_of_run(run, datasets)
         rate = units_per_second(read_metrics(run.folder))
     except BenchmdError:
-        return None  # damaged, or one that is being written: no measurement
+        return None  # damaged or being written: no measurement
     if work is None or rate is None:
         return None
     seconds = run.done.get("seconds")
@@ -81,10 +81,10 @@ def _measured(run: Run, datasets: Sequence[PlannedDataset]) -> Measured | None:
 
 
 def units_per_second(lines: Iterable[dict[str, float]]) -> float | None:
-    """Mean speed over the lines of ``metrics.jsonl``, None where there is none.
+    """Mean speed over the lines of ``metrics.jsonl``; None if there is none.
 
-    The first line is excluded where there are others: it has what is done once, such as compiling
-    kernels. Lines are weighted by their units, so that slow ones count for their time.
+    The first line is excluded if there are others, as it includes one-time work such as compiling
+    kernels. Lines are weighted by their time.
     """
     reported = [
         (line["done"], line["per_second"]) for line in lines if line.get("per_second", 0) > 0
@@ -126,9 +126,9 @@ def _rows(run: Run, datasets: Sequence[PlannedDataset]) -> dict[str, int]:
 
 
 def median_start(measured: Iterable[Measured]) -> float:
-    """Seconds that runs take in addition to their units: the median of finished runs, or 0.
+    """Seconds of runs besides their units: the median of finished runs, or 0.
 
-    Linear evaluation is excluded: in addition to its epochs it encodes the records.
+    Linear evaluation is excluded, as it encodes all records before its epochs.
     """
     starts = [
         m.start_seconds for m in measured if m.start_seconds is not None and m.work.unit_flops
@@ -138,27 +138,28 @@ def median_start(measured: Iterable[Measured]) -> float:
 
 TERA = 1e12
 ASSUMED_TFLOPS = {"cpu": 0.05, "cuda": 20.0}
-"""TFLOP/s of a device where nothing is known of it."""
+"""Assumed TFLOP/s of a device without measurements."""
 HEAD_STEP_SECONDS = 1e-3
-"""Time of one step of a linear head, where none is measured: it is launching, not computing."""
+"""Time of one step of a linear head if none is measured; it is launch overhead, not computing."""
 
 Source = str
-"""What an estimate rests on: ``same``, ``scaled``, ``here``, ``stated`` or ``assumed``; beside that
-``head``, where `HEAD_STEP_SECONDS` is assumed."""
+"""Basis of an estimate: ``same``, ``scaled``, ``here``, ``stated`` or ``assumed``; also ``head`` if
+`HEAD_STEP_SECONDS` is assumed.
+"""
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """Estimates times on one kind of device."""
+    """Estimates durations on one kind of device."""
 
     device: str
     """``cpu`` or ``cuda``."""
     measured: tuple[Measured, ...] = ()
     spot: Spot | None = None
     tflops: float | None = None
-    """Sustained TFLOP/s of one device, as a user states them; nothing measured counts then."""
+    """Sustained TFLOP/s of one device as stated by the user, which overrides measurements."""
     used: Counter[Source] = field(default_factory=Counter, compare=False)
-    """How many estimates rest on what."""
+    """Number of estimates by basis."""
 
     @property
     def here(self) -> tuple[Measured, ...]:
@@ -168,11 +169,11 @@ class Estimator:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is known of the device's speed."""
+        """Whether nothing is known about the device's speed."""
         return self.tflops is None and self.spot is None and not _computing(self.here)
 
     def seconds(self, work: Workload, share: float = 1.0) -> float:
-        """Seconds of work that has a share of a device, others working next to it."""
+        """Seconds of work that shares a device with other work."""
         start = self._start_seconds(work) if work.starts else 0.0
         units, source = self._unit_seconds(work, share)
         once, other = self._forward_seconds(work, share)
@@ -180,7 +181,7 @@ class Estimator:
         return start + work.units * units + once
 
     def speedup(self, work: Workload) -> float | None:
-        """How much faster the workers are than one; None where one of the two is not measured."""
+        """Speedup of several workers over one; None unless both are measured."""
         rates = []
         for workers in (work.workers, 1):
             wanted = replace(work, workers=workers)
@@ -191,7 +192,7 @@ class Estimator:
         return rates[0] / rates[1]
 
     def _start_seconds(self, work: Workload) -> float:
-        """Seconds in addition to the units: of runs like it, else of all on this device."""
+        """Seconds besides the units: of runs like it, otherwise of all runs on this device."""
         return median_start([m for m in self.here if m.work.alike(work)] or self.here)
 
     def _unit_seconds(self, work: Workload, share: float) -> tuple[float, Source]:
@@ -210,7 +211,7 @@ class Estimator:
         return work.once_flops / (speed * work.workers * share), source
 
     def _speed(self, work: Workload, *, training: bool) -> tuple[float, Source]:
-        """Operations a second of one worker, and what says so."""
+        """Operations per second of one worker, and the basis."""
         if self.tflops:
             return self.tflops * TERA, "stated"
         if near := nearest(_computing(self.here), work):
@@ -220,7 +221,7 @@ class Estimator:
         return ASSUMED_TFLOPS[self.device] * TERA, "assumed"
 
     def _head_seconds(self, steps: int) -> float:
-        """Seconds of so many steps of a linear head, each with its share of the validation."""
+        """Seconds of this many steps of a linear head, including their share of validation."""
         if not steps:
             return 0.0
         linear = [m for m in self.here if m.work.unit_head_steps]
@@ -231,7 +232,7 @@ class Estimator:
         return steps * statistics.median(times)
 
     def basis(self) -> str:
-        """What the estimates rest on, in words."""
+        """Basis of the estimates in words."""
         heads = self.used["head"]
         counts = sorted((source, count) for source, count in self.used.items() if source != "head")
         words = [_told(source, count, self) for source, count in counts]
@@ -240,7 +241,7 @@ class Estimator:
         if heads:
             words.append(
                 f"{count_of(heads, 'entry')}: {1000 * HEAD_STEP_SECONDS:g} ms for a step of a "
-                f"linear head, a mere assumption, since none on {self.device} is measured."
+                f"linear head; this is only an assumption, since none on {self.device} is measured."
             )
         return " ".join(words) or "No estimate was asked for."
 
@@ -250,9 +251,9 @@ def _computing(measured: Sequence[Measured]) -> list[Measured]:
 
 
 def nearest(measured: Sequence[Measured], work: Workload) -> list[Measured]:
-    """The measured runs most like some work: as much as possible of what decides speed is the same.
+    """The measured runs most similar to some work, by the properties that decide speed.
 
-    In this order: encoder, workers, step, modality, batch.
+    These are, in order of importance, encoder, workers, step, modality and batch.
     """
     same: list[Callable[[Workload], object]] = [
         lambda w: w.encoder == work.encoder,
@@ -287,12 +288,13 @@ def _told(source: Source, count: int, estimator: Estimator) -> str:
             f"this machine ({device}: {speed}, {forward}); loading is not counted."
         )
     return (
-        f"{entries}: {ASSUMED_TFLOPS[device]:g} TFLOP/s by each device, a mere assumption, since "
-        f"no run on {device} is measured in the store. State the speed with --tflops, or finish a "
+        f"{entries}: {ASSUMED_TFLOPS[device]:g} TFLOP/s per device; this is only an assumption, "
+        f"since no run on {device} is measured in the store. State the speed with --tflops, or "
+        "finish a "
         "short run there first."
     )
 
 
 def figure(flops: float) -> str:
-    """Operations a second in TFLOP/s, two figures."""
+    """Format operations per second in TFLOP/s, two digits."""
     return f"{flops / TERA:.2g}"

@@ -1,4 +1,4 @@
-"""One run each: opened in the store, launched, evaluated; done only where it is not done yet."""
+"""Execute single runs: open in the store, launch, evaluate; finished runs are skipped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from benchmd_ray.service.naming import finished_upstream, pretraining, transferr
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.scored import is_scored, open_also
 from benchmd_ray.settings.definition import EncoderSettings, Settings
-from benchmd_ray.ssl import SCRATCH, technique_named
+from benchmd_ray.ssl import SCRATCH, technique_named, with_solver
 from benchmd_ray.ssl.brought import own_encoder, start_weights
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.engine import choose_device
@@ -40,9 +40,9 @@ from benchmd_ray.training.weights import START, export_model, write_weights
 def base_settings(
     catalog: Location, technique: str, encoder: EncoderSettings | None = None
 ) -> Settings:
-    """The fixed protocol for a catalog's modality and a technique, or another encoder."""
+    """Fixed-protocol settings for a catalog's modality and a technique, or another encoder."""
     base = benchmark().starts[0].settings(open_catalog(catalog).card.modality, technique, "")
-    return replace(base, encoder=encoder or base.encoder)
+    return with_solver(replace(base, encoder=encoder or base.encoder), technique)
 
 
 def pretrain_run(
@@ -57,8 +57,8 @@ def pretrain_run(
 ) -> Run:
     """Pretrain, unless it is done.
 
-    With `within` this is a Ray task that has what the run needs: it works in this process, unless
-    there are several workers.
+    With `within` this process is a Ray task with the run's resources: it trains here unless there
+    are several workers.
 
     Raises:
         Busy: Another process works on it.
@@ -66,9 +66,9 @@ def pretrain_run(
     chosen = technique_named(technique)
     if weights is not None and not chosen.imagenet:
         raise BenchmdError(
-            f"the technique {technique} does not start from ImageNet weights: leave them out."
+            f"the technique {technique} does not start from ImageNet weights: omit them."
         )
-    catalog, store = catalog.resolve(), store.resolve()  # workers have folders of their own
+    catalog, store = catalog.resolve(), store.resolve()  # each worker has its own folder
     source = open_catalog(catalog)
     start = start_weights(technique, weights, source.signal, settings.encoder)
     with _place(settings, address, within=within) as (settings, on_cluster):
@@ -84,10 +84,10 @@ def pretrain_resolved(
     on_cluster: bool,
     start: StartWeights | None = None,
 ) -> Run:
-    """Pretrain what was resolved, unless it is done; `start` are weights that were read before."""
+    """Pretrain a resolved run, unless it is done; `start` are initial weights already read."""
     execution = resolved.settings.execution
     if not on_cluster:
-        choose_device(execution.device)  # refused before a run's folder is made
+        choose_device(execution.device)  # raises before a run's folder is made
     job = resolved.job(store)
     assert isinstance(job, PretrainJob)
     check = partial(require_pretrainable, job, resolved.source)
@@ -100,15 +100,15 @@ def pretrain_resolved(
 
 
 def _start_of(resolved: ResolvedRun, path: Path | None) -> StartWeights | None:
-    """The weights that a pretraining starts from, with the hash that it was resolved with."""
+    """The weights that a pretraining starts from; their hash must be the resolved one."""
     technique = resolved.technique
     path = path if technique_named(technique).imagenet else None
     start = start_weights(technique, path, resolved.source.signal, resolved.settings.encoder)
     planned = resolved.description["determinants"].get("weights")
     if start is not None and start.sha256 != planned:
         raise BenchmdError(
-            f"{start.file} has the SHA-256 {start.sha256}, and the run was planned with {planned}: "
-            "the file was changed, or is another one on this machine. Use the same file everywhere "
+            f"{start.file} has the SHA-256 {start.sha256}, but the run was planned with {planned}: "
+            "the file has changed, or differs on this machine. Use the same file everywhere "
             "and run the command again."
         )
     return start
@@ -117,7 +117,7 @@ def _start_of(resolved: ResolvedRun, path: Path | None) -> StartWeights | None:
 def _pretrain(
     resolved: ResolvedRun, folder: Path, start: StartWeights | None, on_cluster: bool
 ) -> None:
-    """Train by the technique's method, or export the weights to start from where it has none."""
+    """Train with the technique's method, or export the initial weights if it has none."""
     source, job = resolved.source, resolved.job(folder)
     if start is not None and technique_named(resolved.technique).method is None:
         weights = {f"encoder.{name}": value for name, value in start.tensors.items()}
@@ -131,7 +131,7 @@ def _pretrain(
 
 
 def transfer_settings(catalog: Location, upstream: Path | str | None) -> Settings:
-    """The fixed protocol for a transfer; `upstream` as in `transfer_run`."""
+    """Settings of the fixed protocol for a transfer; `upstream` as in `transfer_run`."""
     if isinstance(upstream, str):
         return base_settings(catalog, upstream, own_encoder(upstream))
     technique = SCRATCH if upstream is None else str(read_run(upstream).description["technique"])
@@ -148,16 +148,16 @@ def transfer_run(
     address: str | None = None,
     within: bool = False,
 ) -> Run:
-    """Transfer, unless it is done, and evaluate the source and the targets zero-shot.
+    """Transfer, unless it is done, and evaluate on the source and, zero-shot, on the targets.
 
     Args:
         catalog: The source's catalog.
         store: Folder of all runs.
-        settings: The encoder's architecture is the upstream's, where there is one; its dropout is
-            that of these settings (the technique's, where they have the default).
-        upstream: Folder of a finished pretraining run, or the name of a technique that takes an
-            encoder from elsewhere (`ssl.brought`); None starts from scratch.
-        targets: Their catalogs.
+        settings: With an upstream its encoder architecture is used. Dropout is taken from these
+            settings, or from the technique if they have the default.
+        upstream: Folder of a finished pretraining run, or name of a technique with an external
+            encoder (`ssl.brought`); None starts from scratch.
+        targets: Catalogs of the targets.
         address: Ray cluster to work on; None works embedded.
         within: As in `pretrain_run`.
     """
@@ -180,10 +180,10 @@ def transfer_run(
 
 
 def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -> Run:
-    """Transfer what was resolved, unless it is done, and evaluate the source."""
+    """Run a resolved transfer, unless it is done, and evaluate on the source."""
     settings, source = resolved.settings, resolved.source
     if not on_cluster:
-        choose_device(settings.execution.device)  # refused before a run's folder is made
+        choose_device(settings.execution.device)  # raises before a run's folder is made
     check = partial(_require_ready, resolved, store)
     run = open_run(store, resolved.name, resolved.description, check)
     if not run.finished:
@@ -213,14 +213,14 @@ def evaluate_run(
     also: tuple[Location, ...] = (),
     within: bool = False,
 ) -> Path:
-    """Score a catalog with a finished transfer run, unless that is done.
+    """Score a catalog with a finished transfer run, unless already done.
 
     Args:
         run: The run.
         catalog: The source's own or a target's.
         settings: Device, precision and feed.
         address: Ray cluster to work on; None works embedded.
-        evaluation: None takes the usual one of the catalog's task.
+        evaluation: None uses the default one of the catalog's task.
         also: Other catalogs that the evaluation reads.
         within: As in `pretrain_run`.
 
@@ -244,10 +244,9 @@ def evaluate_run(
 def _place(
     settings: Settings, address: str | None, *, within: bool
 ) -> Iterator[tuple[Settings, bool]]:
-    """Join the cluster, if one is named, and settle device and precision for where it runs.
+    """Join the cluster, if given, and resolve device and precision for the place of execution.
 
-    Yields the settings, and whether all computing belongs on the cluster instead of in this
-    process.
+    Yields the settings, and whether to compute on the cluster instead of in this process.
     """
     on_cluster = bool(address or os.environ.get("RAY_ADDRESS"))
     if within:
@@ -293,13 +292,13 @@ def _evaluate(
 
 
 def _require_trained_on(run: Run, source: Catalog) -> None:
-    """Refuse a run of another catalog of the dataset, which may have learned what is held out."""
+    """Refuse a run trained on another catalog of the dataset, perhaps with held-out records."""
     if run.description["determinants"]["catalog"] != source.digest:
         held_out = ", ".join(source.held_out) or "nothing"
         raise BenchmdError(
             f"{run.folder} was trained on another catalog of {source.dataset} than {source.path}, "
-            f"which holds out {held_out}: it may have learned what it is to detect. Train on this "
-            "catalog."
+            f"which holds out {held_out}: it may have been trained on what it must detect. "
+            "Train on this catalog."
         )
 
 

@@ -1,4 +1,4 @@
-"""The execution of a plan: the driver decides what starts when; each item is one Ray task."""
+"""Execution of a plan: the driver schedules the items; each item is one Ray task."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ from benchmd_ray.service.steps import Progress
 from benchmd_ray.service.work import ItemReport, elsewhere, execute_item, node_in, task_of
 
 TICK_SECONDS = 0.5
-"""How often the driver looks around while nothing ends."""
+"""Seconds between checks of the driver while no task ends."""
 LOOK_AGAIN_SECONDS = (1.0, 5.0)
-"""First and longest pause before another look at an item that another process works on."""
+"""First and longest pause before checking again an item that another process works on."""
 LOST_SECONDS = (1.0, 30.0)
-"""First and longest pause before an item is tried again whose node or storage went away."""
+"""First and longest pause before an item is retried after its node or storage went away."""
 LOSSES = 20
-"""How often an item may lose its node or its storage, which are not tries of its own; with the
-pauses, storage may be away for some eight minutes."""
+"""How often an item may lose its node or storage, which does not count as a try; with the pauses,
+storage may be away for about eight minutes.
+"""
 ITEMS_OF_A_PROCESS = 500
-"""How many items a process serves before another takes its place, which imports PyTorch anew."""
+"""Items after which a process is replaced; its successor imports PyTorch again."""
 PATIENCE = 60.0
-"""Seconds for which items that need less are started in the place of one that does not fit."""
+"""Seconds during which smaller items may start before one that does not fit yet."""
 CANCEL_SECONDS = 50.0
-"""How long a cancelled task may take to write a checkpoint and end before its process is ended."""
+"""Seconds a cancelled task may take to write a checkpoint before its process is killed."""
 
 
 @dataclass(frozen=True)
 class RunningItem:
-    """A task at work on an item."""
+    """A running Ray task and its item."""
 
     item: Item
     need: Need
@@ -55,7 +56,7 @@ class RunningItem:
 
 
 class Execution:
-    """How far the execution of a plan is, and its next step."""
+    """State of a plan's execution."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Execution:
         shown: Display,
         attached: bool = False,
     ) -> None:
-        """Look at the cluster of this process; nodes of one that is attached come and go."""
+        """Use the cluster of this process; an existing cluster may gain and lose nodes."""
         self.say, self.observers, self.shown = say, observers, shown
         self.nodes = Nodes(cpus, attached=attached, say=self._note)
         items = list(plan.items)
@@ -104,7 +105,7 @@ class Execution:
         self.left, self.estimate_at = math.nan, 0.0
 
     def run(self, stop: Stopping) -> PlanOutcome:
-        """Work until nothing more can be done."""
+        """Execute items until nothing more can run."""
         try:
             progress = find_runs(self.items, self.store, weights=self.weights)
             if lacking := pruned_and_needed(self.items, progress, self.store):
@@ -129,7 +130,7 @@ class Execution:
         return PlanOutcome(folders=self.folders, seconds=time.monotonic() - self.start, **ends)
 
     def _sort_out(self, progress: dict[str, Progress | None]) -> None:
-        """Take what is done already, and refuse what can never run here."""
+        """Collect finished items, and refuse those that can never run here."""
         left = []
         for item in self.waiting:
             state = progress[item.name]
@@ -143,7 +144,7 @@ class Execution:
         self.waiting = left
 
     def _admit(self) -> None:
-        """Start what can start, in order of rank."""
+        """Start the items that fit, in order of rank."""
         left: list[Item] = []
         full: set[Need] = set()
         """What did not fit; nothing ends meanwhile, so it need not be asked again."""
@@ -167,7 +168,7 @@ class Execution:
                     full.add(need)
                 now = time.monotonic()
                 if refusal is None and now - self.passed.setdefault(item.name, now) > PATIENCE:
-                    left += waiting[number:]  # smaller ones would start in its place for ever
+                    left += waiting[number:]  # otherwise smaller ones would overtake it forever
                     return
             left.append(item)
 
@@ -178,7 +179,7 @@ class Execution:
         return when <= time.monotonic()
 
     def _wanted(self) -> list[Need]:
-        """What works, and what could start if there was room."""
+        """Needs of running items, and of those that could start if there were room."""
         ready = [self.needs[item.name] for item in self.waiting if self._ready(item)]
         return [*(task.need for task in self.running.values()), *ready]
 
@@ -195,10 +196,10 @@ class Execution:
         return self.nodes.capacity.fits(self.needs[item.name], [task.need for task in tasks])
 
     def _start(self, item: Item) -> None:
-        """Start an item's task, unless another process has done it by now."""
+        """Start an item's task, unless another process has done it meanwhile."""
         upstream = self.folders.get(item.after or "")
         progress = None
-        with contextlib.suppress(BenchmdError):  # its task will say what is wrong
+        with contextlib.suppress(BenchmdError):  # its task will report what is wrong
             run = None if upstream is None else read_run(upstream)
             progress = find_run(item, self.store, run, weights=self.weights)
         if progress is not None and progress.done:
@@ -206,8 +207,9 @@ class Execution:
             return
         need, folder = self.needs[item.name], None if progress is None else progress.run.folder
         single = need.workers == 1
-        # A Ray Train job reserves for its workers itself; its task only waits for them. A process
-        # that held a GPU ends with its task, and memory and faults of the GPU with it.
+        # A Ray Train job reserves resources for its workers; its task only waits for them. A
+        # process that used a GPU ends with its task, which frees memory and clears faults of the
+        # GPU.
         reserved = (need.cpus, need.gpus) if single else (0.0, 0.0)
         task = task_of(*reserved, 1 if need.gpus else ITEMS_OF_A_PROCESS)
         progressing = Progressing(item, folder, time.monotonic())
@@ -225,7 +227,7 @@ class Execution:
         self.observers.started(item, folder)
 
     def _collect(self) -> None:
-        """Wait a moment, and take what ended."""
+        """Wait a moment, and collect tasks that ended."""
         import ray
 
         if not self.running:
@@ -238,7 +240,7 @@ class Execution:
             self._settle(task, *self._report(reference, task))
 
     def _report(self, reference: Any, task: RunningItem) -> tuple[ItemReport, str]:
-        """The report of a task, or of Ray on it; and its node, where that is known."""
+        """The report of a task, or Ray's error as a report; and its node, if known."""
         import ray
 
         try:
@@ -260,7 +262,7 @@ class Execution:
                 return ItemReport(error="its node went away", lost=True), node_in(error)
             line = f"its process was lost ({type(error).__name__}: {first_line(error)})"
             node = node_in(error)
-            # Where it was preempted, it may have been sent to that same node once more.
+            # After a preemption it may have been sent to the same node again.
             leaves = node in self.nodes.leaving() or task.item.name in self.preempted
             self.preempted.discard(task.item.name)
             return ItemReport(error=line, lost=leaves, again=not leaves), node
@@ -297,7 +299,7 @@ class Execution:
                 item, "lost", report.error, f"resumes elsewhere or later ({times})", node=node
             )
             return
-        # Ray Train itself may be what failed.
+        # Ray Train itself may have failed.
         self.reserved |= report.again and task.need.workers > 1
         tries = self.tries[item.name] = self.tries.get(item.name, 0) + 1
         retries = item.settings.execution.retries
@@ -308,7 +310,7 @@ class Execution:
         self._fail(item, report.error, task.shown.folder, node)
 
     def _lose(self, item: Item) -> bool:
-        """Count a node or a storage that an item lost; whether it is tried again, after a pause."""
+        """Count a lost node or storage of an item; returns whether it is retried after a pause."""
         losses = self.losses[item.name] = self.losses.get(item.name, 0) + 1
         first, longest = LOST_SECONDS
         self.later[item.name] = time.monotonic() + min(first * 2 ** (losses - 1), longest)
@@ -329,7 +331,7 @@ class Execution:
         self.look.pop(item.name, None)
         self.ends[how].append(item.name)
         self.observers.finished(item, folder, node)
-        try:  # free what need not stay, now that it is done
+        try:  # remove weights that are no longer needed
             release_unneeded(item, self.items, self.folders)
         except (BenchmdError, OSError) as error:
             self._note(f"{item.name}: nothing was freed: {error}")
@@ -364,7 +366,7 @@ class Execution:
         )
 
     def _left(self) -> float:
-        """Seconds left; estimated anew only now and then, as that takes time itself."""
+        """Seconds left, re-estimated only now and then, as that takes time."""
         begin = time.monotonic()
         if not (self.waiting or self.running):
             return 0.0
@@ -385,13 +387,13 @@ class Execution:
         return self.left
 
     def _cancel(self) -> None:
-        """End all tasks: by an interrupt, so that they write how they ended, else by force."""
+        """End all tasks: by an interrupt, so that they record their end; otherwise by force."""
         import ray
 
         tasks = list(self.running)
         for force, seconds in ((False, CANCEL_SECONDS), (True, 1.0)):
             for reference in tasks:
-                # A job of several workers is not cancelled itself: its process has it stop.
+                # A job of several workers is not cancelled directly: its process stops it.
                 ray.cancel(reference, force=force, recursive=force)
             if tasks:
                 tasks = ray.wait(tasks, num_returns=len(tasks), timeout=seconds)[1]

@@ -1,4 +1,4 @@
-"""What a submitted job takes along in its environment, set in each of its processes."""
+"""Environment variables of a submitted job, set in each of its processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 FILE = "job-variables.json"
-"""Next to the package in a job's folder; only the owner may read it."""
+"""File next to the package in a job's folder, readable only by its owner."""
 
 PYTHON = "BENCHMD_PYTHON"
-"""The interpreter of the cluster's workers, for the command that the job runs."""
+"""Variable with the interpreter of the cluster's workers, for the command of the job."""
 
 HOOK = f"{__name__}.set_variables"
-"""Called by Ray as each process of the job starts; the command's own inherits what it sets."""
+"""Called by Ray when a process of the job starts; the command inherits its environment."""
 
 
 def write_variables(folder: Path, variables: dict[str, str]) -> None:

@@ -1,7 +1,8 @@
-"""Weights that a plan no longer needs are removed while it continues (``execution.keep``).
+"""Removal of weights that a running plan no longer needs (``execution.keep``).
 
-Pruned ones that it needs are named before anything starts, and are not made again unasked: they may
-differ on another machine, and old and new results would not be of the same models.
+If needed weights were pruned earlier, they are reported before anything starts instead of being
+trained again: on another machine they might differ, and old and new results would be from different
+models.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from benchmd_ray.service.steps import Progress
 
 
 def release_unneeded(ended: Item, items: Iterable[Item], folders: Mapping[str, Path]) -> int:
-    """Remove weights of an item's run and its predecessor's that no item needs; bytes freed."""
+    """Remove weights of an item's run and of its predecessor if no item needs them; bytes freed."""
     return _release(items, (ended.name, ended.after), folders)
 
 
 def release_rest(items: Iterable[Item], folders: Mapping[str, Path], store: Path) -> int:
-    """The same for all items of a plan at its end, of which some were done before it."""
+    """At the end of a plan, do the same for all items, including those done before it."""
     chosen = list(items)
     if all(item.settings.execution.keep != "predictions" for item in chosen):
         return 0
@@ -33,7 +34,7 @@ def release_rest(items: Iterable[Item], folders: Mapping[str, Path], store: Path
 def pruned_and_needed(
     items: Sequence[Item], progress: Mapping[str, Progress | None], store: Path
 ) -> str:
-    """What to do about weights that items need and that were pruned; empty where all are there.
+    """Message on pruned weights that items need; empty if none are missing.
 
     `progress` is that of `status.find_runs`.
     """
@@ -54,17 +55,17 @@ def pruned_and_needed(
         return ""
     which = "; ".join(f"{folder} (needed by {name})" for folder, name in needed.items())
     return (
-        f"weights that the rest of this plan needs were pruned: {which}. Remove what is named "
-        "here, with all its files, and run the same command again: it makes it anew. Predictions "
-        "go with a transfer: copy its folder first if it has some that this plan does not make. To "
-        "have weights stay, use --set execution.keep=models."
+        f"weights that the rest of this plan needs were pruned: {which}. Remove the folders named "
+        "here and run the same command again: it makes them again. A transfer's folder includes "
+        "its predictions: copy it first if it has some that this plan does not make. To keep "
+        "weights, use --set execution.keep=models."
     )
 
 
 def _source_of_weights(
     item: Item, progress: Mapping[str, Progress | None], *, again: bool
 ) -> str | None:
-    """The item whose run's weights this one needs for what is left of it, if it needs any."""
+    """The item whose weights this item still needs, if any."""
     state = progress.get(item.name)
     if again:
         return item.after
@@ -76,7 +77,7 @@ def _source_of_weights(
 def _release(
     items: Iterable[Item], names: Iterable[str | None], folders: Mapping[str, Path]
 ) -> int:
-    """Release the runs of the named items if no later item is unfinished."""
+    """Remove weights of the named items' runs if all items that depend on them are finished."""
     chosen: dict[str, Item] = {}
     needed: set[str | None] = set()
     for item in items:

@@ -15,7 +15,7 @@ from benchmd_ray.tuning.records import read_searches
 
 
 def search_kind(technique: str, setting: str, signal: Signal, metric: str) -> SearchKind:
-    """What searches must have in common to learn from one another."""
+    """Key of a search: searches with the same key can learn from each other."""
     return SearchKind(len(signal.axes) - 1, technique != SCRATCH, setting.split("-")[0], metric)
 
 
@@ -24,10 +24,11 @@ def learned_in(
     say: Callable[[str], None] = lambda text: None,
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> Portfolio:
-    """A portfolio of the stores' searches that have a result, each on one source.
+    """A portfolio from the stores' finished searches, each on one source.
 
     Raises:
-        BenchmdError: No search has enough trials, nothing gains, or a bucket cannot be reached.
+        BenchmdError: No search has enough trials, no settings gain over a start, or a bucket cannot
+            be reached.
     """
     for store in stores:
         for why in backing_of(store).refresh_store().values():
@@ -43,7 +44,10 @@ def learned_in(
     kinds = {}
     for record in records:
         if any(settings.get("tuned") for settings in record.settings):
-            say(f"skipped {record.name}: its start was tuned, perhaps on what is tuned next.")
+            say(
+                f"skipped {record.name}: its start was tuned, perhaps on a dataset that will use "
+                "this portfolio."
+            )
             continue
         try:
             signal = _signal_of(str(record.sources[0]["modality"]))
@@ -56,7 +60,7 @@ def learned_in(
     portfolio = learned(records, kinds)
     if not portfolio.candidates:
         raise BenchmdError(
-            f"nothing is to be learned from {len(records)} search{'es' * (len(records) != 1)} of "
+            f"nothing can be learned from {len(records)} search{'es' * (len(records) != 1)} of "
             f"{', '.join(map(shown, stores))}: expected one with {FEWEST} trials or more that have "
             "a score, and settings that gain over the start."
         )
@@ -64,6 +68,6 @@ def learned_in(
 
 
 def _signal_of(modality: str) -> Signal:
-    """Signals of a modality, also of one that only a dataset's card states."""
+    """Signals of a modality, also if only a dataset's card defines it."""
     stated = (card.signal for card in cards().values() if card.modality.name == modality)
     return next(stated, None) or kind_of(modality).signal

@@ -1,4 +1,4 @@
-"""What a plan's execution shows: how far the running items are, and how long the rest will take."""
+"""Progress of a plan's execution: running items, and the time left."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from benchmd_ray.service.plan import Item
 from benchmd_ray.ssl.brought import technique_label
 
 SHOWN = 3
-"""Running items that are named at most."""
+"""Most running items that are listed."""
 
 
 @dataclass(frozen=True)
 class Progressing:
-    """An item at work."""
+    """A running item."""
 
     item: Item
     folder: Path | None
-    """Folder of its run, where that is known."""
+    """Folder of its run, if known."""
     started: float
     """On the monotonic clock."""
     before: float = 0.0
-    """Share of its training that an earlier process had done."""
+    """Share of its training done by an earlier process."""
 
     @property
     def seconds(self) -> float:
-        """How long it has worked."""
+        """Seconds since it started."""
         return time.monotonic() - self.started
 
     @property
     def share(self) -> float:
-        """Share of what was left to do that is done; 0 where that is not to be seen."""
+        """Share of the remaining work that this process has done; 0 if unknown."""
         return max(0.0, (self.fraction or 0.0) - self.before) / max(1e-9, 1 - self.before)
 
     @property
     def fraction(self) -> float | None:
-        """Share of its training that is done; None where that is not to be seen."""
+        """Share of its training that is done; None if unknown."""
         total = self.item.step.total(self.item.settings)
         done = None if total is None or self.folder is None else units_done(self.folder)
         return None if done is None or total is None else min(1.0, done / total)
 
     @property
     def late(self) -> bool:
-        """Whether it takes longer than was estimated, and does not show how far it is."""
+        """Whether it takes longer than estimated and its progress is unknown."""
         return self.fraction is None and self.seconds > self.item.seconds
 
 
@@ -70,7 +70,7 @@ def status_text(
 ) -> str:
     """``2 running (ptb-xl mae pretrain 45 %, …), 0 failed, 1.2 runs/min, 23 min left``.
 
-    Of items that are late how long they have worked is said, and that more than that is left.
+    For late items it shows the time so far, and that the time left is a lower bound.
     """
     parts = [f"{len(running)} running{_named(running)}"]
     if elsewhere:
@@ -94,7 +94,7 @@ def _named(running: Sequence[Progressing]) -> str:
 
 
 def label(item: Item) -> str:
-    """An item in a few words: ``ptb-xl mae pretrain``, ``ptb-xl mae linear on georgia``."""
+    """Short text for an item: ``ptb-xl mae pretrain``, ``ptb-xl mae linear on georgia``."""
     name = f"{item.source} {technique_label(item.technique)} {item.setting}"
     seed = f" seed {item.seed}" if item.seed else ""
     usual = item.step.makes_run or item.step.evaluation.name == CLASSIFICATION.name
@@ -105,12 +105,12 @@ def label(item: Item) -> str:
 def longest_first(items: Sequence[Item]) -> list[Item]:
     """Items in the order in which they should start.
 
-    Those of several workers first, as there is less room for them later; then by the time of the
-    longest chain of items that starts with each.
+    Items with several workers come first, as there is less room for them later; then by the
+    duration of the longest chain of dependent items.
     """
     chain: dict[str, float] = {}
     after = _by_predecessor(items)
-    for item in reversed(items):  # dependants stand behind what they come after
+    for item in reversed(items):  # dependants come after what they depend on
         follow = [chain[other.name] for other in after.get(item.name, [])]
         chain[item.name] = item.seconds + max(follow, default=0.0)
     return sorted(items, key=lambda item: (item.settings.execution.workers == 1, -chain[item.name]))

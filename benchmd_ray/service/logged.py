@@ -1,7 +1,8 @@
 """The log of a store, ``log.jsonl``: one JSON line for each event of a plan or a search.
 
-Several commands may write it at the same time; each line names its session. ``BENCHMD_LOG=json``
-prints the lines on standard error, instead of progress and prose. Of S3 it is in the mirror.
+Several commands may write it at the same time; each line names its session. With
+``BENCHMD_LOG=json`` the lines also go to standard error, instead of progress and messages. For a
+store on S3 it is in the mirror.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ from benchmd_ray.service.plan import Item, Plan
 LOG = "log.jsonl"
 VARIABLE = "BENCHMD_LOG"
 LONGEST = 500
-"""Characters of a text that are kept."""
+"""Characters after which a text is cut."""
 
 
 def wants_json() -> bool:
-    """Whether lines of the log are to be printed, and nothing else on the way."""
+    """Whether log lines are printed instead of progress and messages."""
     return os.environ.get(VARIABLE, "").lower() == "json"
 
 
 def quieted(quiet: bool, say: Callable[[str], None]) -> tuple[bool, Callable[[str], None]]:
-    """Whether to show no progress, and what says a line: nothing where the log is printed."""
+    """Whether progress is hidden, and the function for messages, silent if the log is printed."""
     return (True, lambda line: None) if wants_json() else (quiet, say)
 
 
 class Log:
-    """Appends whole lines to a store's log. One that cannot be written costs no work."""
+    """Appends whole lines to a store's log; if that fails, the work continues."""
 
     def __init__(self, store: Path) -> None:
-        """Make the store's folder, if it is not there."""
+        """Create the store's folder if it is missing."""
         store.mkdir(parents=True, exist_ok=True)
         self._path, self.session = store / LOG, uuid.uuid4().hex[:12]
         self._printed, self._broken = wants_json(), False
 
     def write(self, event: str, level: str = "info", **about: Any) -> None:
-        """Write a line; empty values are omitted, texts cut, and the home folder is ``~``."""
+        """Write a line without empty values; long texts are cut, the home folder becomes ``~``."""
         stated = {key: _plain(value) for key, value in about.items() if value not in ("", None)}
         content = {"time": now(), "level": level, "event": event, "session": self.session, **stated}
         line = json_text(content)
@@ -72,7 +73,7 @@ class Log:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = file.seek(0, os.SEEK_END)
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                line = f"\n{line}"  # another command was killed amid its line
+                line = f"\n{line}"  # another command was killed while writing a line
             append(file, f"{line}\n".encode(), self._path)
 
 
@@ -83,10 +84,10 @@ def _plain(value: Any) -> Any:
 
 
 class LoggedPlan(Observer):
-    """An `Observer` that writes a plan's execution into the store's log, from begin to end."""
+    """An `Observer` that writes a plan's execution to the store's log, including start and end."""
 
     def __init__(self, store: Path, plan: Plan) -> None:
-        """Nothing is written before it is entered."""
+        """Nothing is written before the context is entered."""
         self._log, self._plan = Log(store), plan
         self._tries: dict[str, int] = {}
         self._began: dict[str, float] = {}
@@ -103,7 +104,7 @@ class LoggedPlan(Observer):
         self.ended("" if error is None else reason_of(error))
 
     def ended(self, reason: str) -> None:
-        """The plan's execution ends; with a reason, before its end."""
+        """Log the end of the plan's execution; a reason means that it ended early."""
         level = "error" if reason else "info"
         seconds = time.monotonic() - self._start
         self._log.write("plan ended", level, **self._ended, seconds=seconds, reason=reason)
@@ -135,7 +136,7 @@ class LoggedPlan(Observer):
         self._log.write("note", "warning", message=line)
 
     def _seconds(self, item: Item) -> float | None:
-        """Since its last start; None for what this plan did not start."""
+        """Seconds since its last start; None for items that this plan did not start."""
         began = self._began.pop(item.name, None)
         return None if began is None else time.monotonic() - began
 
@@ -149,14 +150,14 @@ def _name(folder: Path | None) -> str:
 
 
 class LoggedSearch:
-    """Writes searches and their trials into the store's log."""
+    """Writes searches and their trials to the store's log."""
 
     def __init__(self, store: Path) -> None:
         self._log = Log(store)
 
     @contextmanager
     def searching(self, search: str) -> Iterator[None]:
-        """Within, a search is at work."""
+        """Log the start and end of a search."""
         self._log.write("search started", search=search)
         try:
             with last_words(lambda reason: self._ended(search, reason)):
@@ -167,7 +168,7 @@ class LoggedSearch:
         self._ended(search, "")
 
     def trial_ended(self, search: str, trial: Mapping[str, Any]) -> None:
-        """A trial ended; its row is that of ``trials.parquet``."""
+        """A trial ended; `row` is as in ``trials.parquet``."""
         state = str(trial["state"])
         about = {name: trial[name] for name in ("step", "seconds", "reason")}
         about |= {"trial": trial["number"], "score": trial["value"]}
@@ -179,7 +180,7 @@ class LoggedSearch:
         self._log.write("trial lost", "warning", search=search, trial=trial, reason=reason)
 
     def noted(self, line: str) -> None:
-        """Something unusual happened, such as that a node came."""
+        """Something unusual happened, such as a new node."""
         self._log.write("note", "warning", message=line)
 
     def _ended(self, search: str, reason: str) -> None:

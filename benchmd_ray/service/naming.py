@@ -1,4 +1,4 @@
-"""Resolve a run: the encoder that it adopts, what determines it and how its folder is named."""
+"""Resolve a run: its encoder, the determinants of its result and the name of its folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from benchmd_ray.ssl.brought import technique_label
 def pretraining(
     technique: str, source: Catalog, settings: Settings, start: StartWeights | None
 ) -> ResolvedRun:
-    """A pretraining on a source, from weights that were trained elsewhere or from random ones."""
+    """Resolve a pretraining on a source, from external or from random weights."""
     label = technique_label(technique)
     about: dict[str, Any] = {"kind": "pretrain", "technique": label, "setting": "pretrain"}
     if start is not None:
@@ -49,9 +49,12 @@ def pretraining(
     if (code := method_source(technique)) is not None:
         determinants["method_source"] = code
     if method is None:  # nothing is trained or drawn
-        kept = ("stage", "encoder", "network_source", "catalog", "technique", "weights")
-        determinants = {name: determinants[name] for name in kept if name in determinants}
+        kept = ["stage", "encoder", "network_source", "catalog", "technique", "weights"]
         used &= {"imagenet"}
+        if technique_named(technique).network is not None:  # drawn, and fitted to records
+            kept.append("seed")
+            used |= {"feed", "normalisation"}
+        determinants = {name: determinants[name] for name in kept if name in determinants}
     determinants["parts"] = versions_of({*used, network_part(settings.encoder.network)})
     if start is not None:
         about["weights"] = {"file": start.file, "skipped": start.skipped}
@@ -61,7 +64,7 @@ def pretraining(
 
 
 def transferring(source: Catalog, settings: Settings, pretrained: Run | None) -> ResolvedRun:
-    """A transfer to a source's labels, from a finished pretraining or from random weights."""
+    """Resolve a transfer to a source's labels, from a finished pretraining or random weights."""
     technique = SCRATCH if pretrained is None else str(pretrained.description["technique"])
     if pretrained is not None:
         encoder = updated(EncoderSettings(), pretrained.description["settings"]["encoder"])
@@ -71,16 +74,21 @@ def transferring(source: Catalog, settings: Settings, pretrained: Run | None) ->
         "upstream": None if pretrained is None else pretrained.model_sha256,
         "parts": versions_of(transfer_parts(settings)),
     }
-    if settings.transfer.mode != "knn":
-        del determinants["transfer"]["neighbours"]
-    else:  # nothing is trained
-        stated = determinants["transfer"]
+    stated, mode = determinants["transfer"], settings.transfer.mode
+    if mode != "knn":
+        del stated["neighbours"]
+    if mode != "linear" or settings.transfer.solver == "adamw":
+        del stated["solver"]
+    else:  # solved, not trained by steps
+        read = ("mode", "labels", "shuffle_labels", "solver")
+        determinants["transfer"] = {name: stated[name] for name in read}
+    if mode == "knn":  # nothing is trained
         read = ("mode", "labels", "neighbours", "shuffle_labels")
         determinants["transfer"] = {name: stated[name] for name in read}
         whole = settings.transfer.labels == "full" and not settings.transfer.shuffle_labels
-        if pretrained is not None and whole:  # nor is anything drawn
+        if pretrained is not None and whole:  # nor is anything random
             del determinants["seed"]
-    if pretrained is not None:  # told apart even where the pretraining cannot be read
+    if pretrained is not None:  # distinguishes runs even if the pretraining cannot be read
         determinants["upstream_parts"] = pretrained.description["determinants"].get("parts", {})
     setting = settings.transfer.setting
     about = {
@@ -95,19 +103,21 @@ def transferring(source: Catalog, settings: Settings, pretrained: Run | None) ->
 
 
 def transfer_parts(settings: Settings) -> set[str]:
-    """Names of the parts that a transfer with these settings uses."""
+    """Names of the code parts (`parts.PARTS`) that a transfer with these settings uses."""
     used = {*EVERY, "heads", "transfer", network_part(settings.encoder.network)}
     if settings.transfer.mode == "knn":
         used.add("nearest neighbours")
     if settings.transfer.freezes:
         used.add("linear evaluation")
+        if settings.transfer.mode == "linear" and settings.transfer.solver == "logistic":
+            used.add("logistic regression")
     elif settings.transfer.augmentation != AugmentationSettings():
         used.add("augmentation")
     return used
 
 
 def finished_upstream(folder: Path, source: Catalog) -> Run:
-    """A finished pretraining run on this very catalog: others may have seen its test patients."""
+    """Open a finished pretraining run on this very catalog; others may have seen test patients."""
     run = read_run(folder)
     if run.description["kind"] != "pretrain" or not run.finished:
         raise BenchmdError(
@@ -126,7 +136,7 @@ def finished_upstream(folder: Path, source: Catalog) -> Run:
 def _adopted(
     chosen: EncoderSettings, architecture: EncoderSettings, technique: str, whose: str
 ) -> EncoderSettings:
-    """The architecture that `whose` has, with the chosen dropout, or else that of the technique."""
+    """The encoder of `whose`, with the chosen dropout, or the technique's dropout by default."""
     default = EncoderSettings()
     source = ENCODERS[protocol_encoder(technique)] if chosen == default else chosen
 
@@ -137,22 +147,22 @@ def _adopted(
     result = dropping(architecture)
     if chosen not in (result, default, dropping(default)):
         raise BenchmdError(
-            f"the settings choose another encoder than {whose} has: leave all of encoder out but "
-            "dropout and embedding_dropout."
+            f"the settings choose another encoder than {whose} has: omit all encoder settings "
+            "except dropout and embedding_dropout."
         )
     return result
 
 
 def file_name(technique: str) -> str:
-    """A technique's name as part of a folder's name; it may be an import path."""
+    """A technique's name, which may be an import path, as part of a folder's name."""
     return re.sub("[^A-Za-z0-9.]+", "-", technique)
 
 
 def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, Any]:
-    """What decides a run's result.
+    """Everything that determines a run's result.
 
-    The number of workers, the engine and ZeRO's stage are excluded: they change rounding and which
-    values dropout draws. With a streaming feed the workers decide the order.
+    The number of workers, the engine and the ZeRO stage are excluded: they change only rounding and
+    dropout masks. With a streaming feed the number of workers is included, as it affects the order.
     """
     everything, execution = as_dict(settings), settings.execution
     network = network_source(settings.encoder)
@@ -169,7 +179,7 @@ def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, 
 
 
 def _order(source: Catalog, execution: ExecutionSettings) -> list[int]:
-    """What decides the order of training records besides the seed: nothing, when resident."""
+    """What determines the order of training records besides the seed; none for a resident feed."""
     streaming = streams(source, "train", execution)
     return [execution.workers, shuffle_rows(source, execution)] if streaming else []
 
@@ -185,9 +195,9 @@ def _description(
     """Content of ``run.json``."""
     everything = as_dict(settings)
     decisive = [{name: everything[name] for name in settings_among(determinants)}]
-    if pretrained is not None:  # both follow one start, or the transfer follows none
+    if pretrained is not None:  # both have the same start, or the transfer has none
         decisive.append(settings_among(pretrained.description["determinants"]))
-    # The run may be evaluated on another machine: where it ran is recorded, not set.
+    # The run may be evaluated on another machine, so the device is only recorded in the history.
     device = everything["execution"]["device"]
     everything["execution"]["device"] = "auto"
     return {

@@ -1,4 +1,4 @@
-"""The nodes of a cluster, which come and go while a plan is executed."""
+"""The nodes of a cluster, which may change while a plan is executed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from benchmd_ray.errors import count_of
 from benchmd_ray.service.capacity import Capacity, Need, cluster_capacity
 
 LOOK_SECONDS = 5.0
-"""How often the nodes are looked at."""
+"""Seconds between checks of the nodes."""
 GROW_SECONDS = 600.0
-"""How long what fits no node waits for a cluster to grow."""
+"""Seconds for which an item that fits on no node waits for the cluster to grow."""
 ASK_SECONDS = 60.0
-"""How often the autoscaler is asked again: it keeps the last request only, whoever made it."""
+"""Seconds between requests to the autoscaler, which keeps only the last request of any client."""
 LEAVING_SECONDS = 180.0
-"""How long a node holds nothing new after one of its processes was told to end; by then it went
-away, or it stays."""
+"""Seconds for which a node gets no new work after one of its processes was asked to end; by then it
+is gone, or it stays.
+"""
 MOST_BUNDLES = 1000
-"""What an autoscaler is asked for at once, at most."""
+"""Most bundles in one request to the autoscaler."""
 
 
 class Nodes:
-    """What a cluster has now, and what it is asked for."""
+    """Current resources of a cluster, and requests for more."""
 
     def __init__(
         self, cpus: int | None, *, attached: bool, say: Callable[[str], None] = lambda line: None
     ) -> None:
-        """Look at the cluster of this process; nodes of one that is attached come and go."""
+        """Use the cluster of this process; an existing cluster may gain and lose nodes."""
         self._cpus, self._attached, self._say = cpus, attached, say
         self.capacity: Capacity = cluster_capacity(cpus)
         self._next = time.monotonic() + LOOK_SECONDS
@@ -42,7 +43,7 @@ class Nodes:
         """Until when nodes count as about to go away."""
 
     def look(self, needs: Callable[[], Iterable[Need]]) -> None:
-        """See which nodes there are by now, and ask for those that work needs or could use."""
+        """Update the list of nodes, and request those that the work needs or could use."""
         now = time.monotonic()
         if not self._attached or now < self._next:
             return
@@ -62,11 +63,11 @@ class Nodes:
         self._ask(needs())
 
     def look_soon(self) -> None:
-        """Look the next time, whenever it was done last: something was lost."""
+        """Check at the next call of `look`, since something was lost."""
         self._next = 0.0
 
     def leave(self, node: str) -> None:
-        """Take a node, on which a process was told to end, for one that is about to go away."""
+        """Assume that a node is about to go away, as a process on it was asked to end."""
         self._leaving[node] = time.monotonic() + LEAVING_SECONDS
         self.look_soon()
 
@@ -75,7 +76,7 @@ class Nodes:
         return {node for node, end in self._leaving.items() if time.monotonic() < end}
 
     def refusal(self, need: Need) -> str | None:
-        """None where it fits, empty while the cluster may still grow, else why it never will."""
+        """None if it fits, empty while the cluster may still grow, otherwise why it never will."""
         refusal = self.capacity.refusal(need)
         if not refusal:
             self._short.pop(need, None)
@@ -84,7 +85,7 @@ class Nodes:
             return refusal
         now = time.monotonic()
         since, seen = self._short.get(need, (now, -math.inf))
-        if now - seen > GROW_SECONDS / 10:  # nobody has waited for it meanwhile
+        if now - seen > GROW_SECONDS / 10:  # nothing has waited for it meanwhile
             since = now
             self._say(
                 f"waiting up to {GROW_SECONDS:g} s for nodes: a run needs "
@@ -94,16 +95,17 @@ class Nodes:
         self._short[need] = (since, now)
         if now - since < GROW_SECONDS:
             return ""
-        return f"{refusal} No such node came within {GROW_SECONDS:g} s."
+        return f"{refusal} No such node was added within {GROW_SECONDS:g} s."
 
     def close(self) -> None:
-        """Ask for nothing any more."""
+        """Withdraw the request."""
         self._ask([])
 
     def _ask(self, needs: Iterable[Need]) -> None:
-        """Tell the autoscaler, where there is one.
+        """Send the request to the autoscaler, if there is one.
 
-        It starts nodes for tasks that wait within Ray, and a plan hands over only what fits.
+        The autoscaler starts nodes for tasks that wait in Ray, but a plan submits only tasks that
+        fit.
         """
         listed = [*needs]
         bundles = [bundle for need in listed for bundle in _bundles(need)][:MOST_BUNDLES]
@@ -112,12 +114,12 @@ class Nodes:
         if bundles == self._asked and (not bundles or now < self._ask_again):
             return
         self._asked, self._ask_again = bundles, now + ASK_SECONDS
-        with suppress(Exception):  # a mere hint; what becomes of the head shows elsewhere
+        with suppress(Exception):  # only a hint; failures of the head show elsewhere
             ask(bundles)
 
 
 def _bundles(need: Need) -> list[dict[str, float]]:
-    """What something holds, worker by worker."""
+    """Resources of a need, worker by worker."""
     share = {"CPU": need.cpus / need.workers, "GPU": need.gpus / need.workers}
     bundle = {name: amount for name, amount in share.items() if amount}
     return [bundle] * need.workers

@@ -1,4 +1,4 @@
-"""What notebooks get and give: catalogs as datasets and tables, paths as text."""
+"""Interface for notebooks: catalogs as datasets and tables, paths as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CatalogData:
         self.info = opened
 
     def __repr__(self) -> str:
-        """What it is of, and how many records it has."""
+        """The dataset and its number of records."""
         counts = ", ".join(f"{name} {self.info.rows(name)}" for name in self.splits)
         return f"<catalog {self.info.dataset} at {self.info.path}: {counts}>"
 
@@ -44,12 +44,12 @@ class CatalogData:
 
         Args:
             split: Its name, such as ``train``.
-            source: Catalog by whose training split signals are normalised, where their normaliser
-                needs statistics; None takes this one. Targets need their source.
-            physical: Leave signals in their unit, with their valid sizes next to them.
+            source: Catalog whose training split gives the statistics for normalisation; None takes
+                this one. A target needs its source.
+            physical: Keep signals in their unit, and return their valid sizes too.
 
         Raises:
-            BenchmdError: The split has no record, or the source is missing or of another signal.
+            BenchmdError: The split has no record, or the source is missing or has another signal.
         """
         from benchmd_ray.data.map_style import SplitDataset
         from benchmd_ray.data.normalise import NORMALISERS
@@ -71,29 +71,29 @@ class CatalogData:
         return SplitDataset(self.info, split, by.statistics, physical=physical)
 
     def ray(self, split: str) -> Any:
-        """A split as a `ray.data.Dataset`; connect to a Ray before, such as by ``ray.init()``.
+        """A split as a `ray.data.Dataset`; connect to Ray first, such as by ``ray.init()``.
 
         A row has ``record_id``, ``group_id`` (the patient, hashed), ``unit_id``, ``signal``
         (float32 ``(*stored_shape)``, in the signal's unit), ``target`` (int8 ``(classes,)`` of 1, 0
-        or -1; of masks uint8 ``(*extents)``) and ``valid_size`` (int32, for the axes but the
-        channel's). Ray Data is set to keep order and to show no progress; its tasks compare shards
-        with their hashes.
+        or -1; of masks uint8 ``(*extents)``) and ``valid_size`` (int32, for all axes but the
+        channel). Ray Data is configured to keep order and to show no progress; its tasks verify the
+        hashes of shards.
         """
         from benchmd_ray.cluster.connection import connected_already
         from benchmd_ray.data.streaming import ray_dataset
 
         if not connected_already():
             raise BenchmdError(
-                "no Ray is connected: begin with ray.init(), or ray.init(address=…) of a cluster."
+                "Ray is not connected: call ray.init() first, or ray.init(address=…) for a cluster."
             )
         return ray_dataset(self.info, split)
 
     def frame(self, split: str | None = None) -> pd.DataFrame:
-        """Records of a split, or of all, without their signals, a row each.
+        """Records of a split, or of all splits, one row each, without signals.
 
         Columns are ``split``, ``record_id``, ``group_id`` (the patient, hashed), ``unit_id``, a
-        column ``target.CLASS`` for each class (1, 0, or -1 for unknown; none of masks), and what is
-        known of person and acquisition: ``age``, ``sex``, ``site``, ``device``, ``view``.
+        column ``target.CLASS`` for each class (1, 0, or -1 for unknown; not for masks), and
+        metadata of patient and acquisition: ``age``, ``sex``, ``site``, ``device``, ``view``.
         """
         import pandas as pd
 
@@ -119,11 +119,11 @@ class CatalogData:
 
 PathLike: TypeAlias = str | Path
 Place: TypeAlias = str | Path | CatalogData
-"""A catalog: its path or address, or opened."""
+"""A catalog, as path, address or opened catalog."""
 
 
 def several(places: Any) -> tuple[Any, ...]:
-    """One place, or several, as a tuple."""
+    """One or several places as a tuple."""
     return (places,) if isinstance(places, str | Path | CatalogData) else tuple(places)
 
 
@@ -131,7 +131,9 @@ def _text(place: object) -> str:
     """A path or an address as text."""
     text = str(place)
     if text.startswith("s3:") and not text.startswith("s3://"):
-        raise BenchmdError(f"{text} is an address as a path: give it as text, s3://BUCKET/PREFIX.")
+        raise BenchmdError(
+            f"{text} is an address given as a path: give it as text, s3://BUCKET/PREFIX."
+        )
     return text if text.startswith("s3://") else str(Path(text).expanduser())
 
 
@@ -152,14 +154,14 @@ def folder_or_none(place: PathLike | None) -> Path | None:
 
 
 def as_store(place: PathLike) -> Path:
-    """Folder of a store or run; of an address, its mirror."""
+    """Folder of a store or run; for an address, its mirror."""
     from benchmd_ray.runs.places import store_folder
 
     return store_folder(_text(place))
 
 
 def weights_folder(run: PathLike | Run) -> Path:
-    """Folder of an exported model, or of a finished run with its weights on this machine."""
+    """Folder of an exported model, or of a finished run whose weights are on this machine."""
     from benchmd_ray.runs.store import read_run, require_weights
     from benchmd_ray.training.weights import is_exported, require_programs
 

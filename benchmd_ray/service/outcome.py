@@ -1,4 +1,4 @@
-"""What became of a plan, and who is notified of it."""
+"""Outcome of a plan, and observers of its execution."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from benchmd_ray.console.progress import duration
 from benchmd_ray.service.plan import Item
 
 Again = Literal["retried", "preempted", "lost"]
-"""Why an item is tried again: something went wrong by accident; its process had to make room; its
-node or its storage went away. Only the first counts as a try."""
+"""Why an item is tried again: a transient error; its process had to make room; its node or storage
+went away. Only the first counts as a try.
+"""
 
 
 class Observer:
-    """Is notified of what happens while a plan is executed; its errors never touch the work.
+    """Is notified of events while a plan is executed; its errors never affect the work.
 
-    A node is named by Ray's identifier, and is empty where it is not known.
+    A node is Ray's identifier, empty if unknown.
     """
 
     def started(self, item: Item, folder: Path | None) -> None:
-        """An item begins, or is tried again; its run is in the folder, where that is known."""
+        """An item starts or is tried again; `folder` is that of its run, if known."""
 
     def finished(self, item: Item, folder: Path, node: str = "") -> None:
-        """An item was done, here or by another process; its run is in the folder."""
+        """An item was finished, here or by another process; `folder` is that of its run."""
 
     def failed(self, item: Item, reason: str, node: str = "") -> None:
         """An item failed for good."""
 
     def again(self, item: Item, why: Again, reason: str, node: str = "") -> None:
-        """A try at an item ended without a result; it is tried again."""
+        """A try of an item ended without a result; it is tried again."""
 
     def noted(self, line: str) -> None:
         """Something else happened that a user should know, such as a node that went away."""
 
     def closed(self) -> None:
-        """Nothing more will be reported."""
+        """No more events will follow."""
 
 
 class Observers(Observer):
@@ -53,7 +54,7 @@ class Observers(Observer):
         for observer in self._observers:
             try:
                 getattr(observer, event)(*about, **named)
-            except Exception as error:  # whatever it is, it must not cost a run
+            except Exception as error:  # no error of an observer may cost a run
                 if observer not in self._broken:
                     name = type(observer).__name__
                     logging.getLogger(__name__).warning("the observer %s failed: %r", name, error)
@@ -71,21 +72,21 @@ class Failure:
     item: Item
     reason: str
     folder: Path | None
-    """Folder of its run, with history and metrics, where it came so far."""
+    """Folder of its run with history and metrics, if it got that far."""
 
 
 @dataclass(frozen=True)
 class PlanOutcome:
     folders: dict[str, Path]
-    """Folder of the run of each item that is done, by the item's name."""
+    """Folder of the run by the name of the item, for finished items."""
     done: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
-    """Items that were done before it."""
+    """Items that were finished before this plan."""
     elsewhere: tuple[str, ...] = ()
-    """Items that another process did meanwhile."""
+    """Items that another process finished meanwhile."""
     failed: tuple[Failure, ...] = ()
     not_run: tuple[tuple[str, str], ...] = ()
-    """Items that come after a failed one, directly or not, with the name of that one."""
+    """Items that depend on a failed item, directly or not, with the name of the failed item."""
     seconds: float = 0.0
 
     @property
@@ -94,13 +95,13 @@ class PlanOutcome:
         return not self.failed and not self.not_run
 
     def lines(self) -> list[str]:
-        """What a user reads of it, the failures last."""
+        """Text for the user, with failures last."""
         counts = [f"{len(self.done)} done in {duration(self.seconds)}"] if self.done else []
         for names, what in (
             (self.before, "done before"),
             (self.elsewhere, "done by another process"),
             (self.failed, "failed"),
-            (self.not_run, "not run, as they come after a failed one"),
+            (self.not_run, "not run, as they depend on a failed one"),
         ):
             if names:
                 counts.append(f"{len(names)} {what}")

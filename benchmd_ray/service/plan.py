@@ -1,4 +1,4 @@
-"""The whole benchmark as a plan: items with their settings, in the order they need."""
+"""The whole benchmark as a plan: items with their settings, in order of dependency."""
 
 from __future__ import annotations
 
@@ -29,48 +29,52 @@ from benchmd_ray.ssl.brought import technique_label
 from benchmd_ray.storage.location import Location
 
 PAYS = 0.7
-"""Of the speed of as many runs next to each other, what several workers of one should reach."""
+"""Share of the throughput of parallel single-worker runs that one run with several workers should
+reach.
+"""
 
 __all__ = ["Choice", "Item", "Plan", "make_plan", "require_known"]
 
 
 @dataclass(frozen=True)
 class Item:
-    """One run of a plan, or the scoring of one target by one."""
+    """One run of a plan, or one evaluation of a run on a target."""
 
     name: str
     """Unique and readable: ``ptb-xl/clean/mae/seed-0/pretrain``, ``…/linear``,
-    ``…/linear/georgia``, or ``…/linear/georgia/EVALUATION`` for another than the
-    classification."""
+    ``…/linear/georgia``, or ``…/linear/georgia/EVALUATION`` for an evaluation other than the
+    classification.
+    """
     step: Step
     modality: str
     source: str
     dataset: str
-    """Dataset that is read: the target of an evaluation, else the source."""
+    """Dataset that is read: the target of an evaluation, otherwise the source."""
     policy: str
     technique: str
     setting: str
-    """``pretrain`` or the transfer setting as tables name it."""
+    """``pretrain``, or the name of the transfer setting in tables."""
     seed: int
     catalog: Location | None
     """Catalog of ``dataset``; None in a plan from cards only."""
     settings: Settings
-    """Of this very run, with device, precision and workers as it is executed."""
+    """Settings of this run, with device, precision and workers as executed."""
     after: str | None
-    """Name of the item whose run this one starts from: a transfer's pretraining, an evaluation's
-    transfer."""
+    """Name of the item that this one starts from: a transfer's pretraining, an evaluation's
+    transfer.
+    """
     cpus: float
     gpus: float
-    """GPUs, or the share of one, that it keeps busy; 0 on a CPU."""
+    """Number or share of GPUs that it uses; 0 on a CPU."""
     seconds: float
     disk_bytes: int
-    """Estimated size of what stays when it is done."""
+    """Estimated bytes that stay when it is done."""
     peak_bytes: int = 0
-    """Estimated size of what it needs in addition while it runs: its checkpoints."""
+    """Estimated additional bytes while it runs: its checkpoints."""
     also: tuple[Location, ...] = ()
     """Catalogs of other datasets that an evaluation reads."""
     resolved: ResolvedRun | None = field(default=None, repr=False)
-    """The run, once what it starts from is finished."""
+    """The resolved run, once the run that it starts from is finished."""
 
     @property
     def kind(self) -> str:
@@ -79,10 +83,10 @@ class Item:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run, what was skipped, and what the estimates rest on."""
+    """The runs to do, what was skipped, and the basis of the estimates."""
 
     items: tuple[Item, ...]
-    """Each after the one that it starts from."""
+    """Items in order of dependency."""
     basis: str
     notes: tuple[str, ...] = ()
     """What was skipped and why."""
@@ -96,18 +100,19 @@ def make_plan(
     tflops: float | None = None,
     measure: bool | None = None,
 ) -> Plan:
-    """Everything that a choice asks for, with estimates of time and disk.
+    """Plan everything that a choice asks for, with estimates of time and disk.
 
     Args:
         choice: Without catalogs the plan is from the datasets' cards and cannot be run.
-        store: Folder of all runs, whose measured speeds are used; it need not be there.
-        device: ``cpu`` or ``cuda`` where the settings leave it open; None takes this machine's.
+        store: Folder of all runs, whose measured speeds are used; it need not exist.
+        device: ``cpu`` or ``cuda`` if the settings leave it open; None takes this machine's.
         tflops: Sustained TFLOP/s of one device, for another machine than the store's.
-        measure: Measure this machine for a few seconds; None does so where nothing else is known.
+        measure: Whether to measure this machine for a few seconds; None does so if no other speed
+            is known.
 
     Raises:
-        BenchmdError: A name does not exist, a catalog or the settings cannot be used, or nothing is
-            left to run.
+        BenchmdError: A name does not exist, a catalog or the settings cannot be used, or the plan
+            is empty.
     """
     require_known(choice)
     _require_read(choice)
@@ -126,12 +131,12 @@ def make_plan(
 
 
 def _require_read(choice: Choice) -> None:
-    """Refuse ``also`` where no evaluation reads other catalogs than what it scores."""
+    """Refuse ``also`` if no evaluation reads catalogs besides the one that it scores."""
     name = choice.evaluated or choice.bench
     if choice.also and all(evaluation.also is None for evaluation in evaluations_asked(name)):
         raise BenchmdError(
-            f"--also names catalogs, and no evaluation of {name} reads any but what it scores: "
-            "leave --also out, or ask others with --evaluate, such as ood."
+            f"--also names catalogs, but no evaluation of {name} reads any besides the one that it "
+            "scores: omit --also, or choose others with --evaluate, such as ood."
         )
 
 
@@ -188,7 +193,7 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
     used = {draft.technique for draft in drafts}
     if choice.weights is None and any(TECHNIQUES[n].imagenet for n in used & TECHNIQUES.keys()):
         notes.append(
-            "ImageNet weights are downloaded when they are needed; without a network name their "
+            "ImageNet weights are downloaded when needed; without a network connection name their "
             "file with --weights."
         )
     return drafts
@@ -212,9 +217,9 @@ def _drafts_of_source(
                 upstream = f"{name}/pretrain"
                 step = pretrain_step(technique)
                 yield _Draft(upstream, step, technique, "pretrain", seeded, source)
-                if step.total(seeded) is None:  # one for all seeds: nothing is drawn
+                if step.of_all_seeds:
                     exported[technique] = upstream
-            for setting in dict.fromkeys(choice.settings or settings_for(source.kind.task)):
+            for setting in settings_for(choice, source.kind.task, technique):
                 tuned = with_setting(seeded, setting)
                 draft = _Draft(
                     f"{name}/{setting}",
@@ -235,7 +240,7 @@ def _evaluations(
     targets: Sequence[PlannedDataset],
     datasets: Sequence[PlannedDataset],
 ) -> Iterator[_Draft]:
-    """What is asked of a transfer, but the usual evaluation of its source, which it does itself."""
+    """Evaluations of a transfer, except the default one on its source, which is part of it."""
     task = transfer.source.kind.task
     for evaluation in evaluations_asked(choice.evaluated or choice.bench):
         if task.kind not in evaluation.tasks:
@@ -255,7 +260,7 @@ def _evaluations(
 
 
 def _device(settings: Settings, available: str | None) -> str:
-    """Kind of device that the settings choose, or else that there is."""
+    """Kind of device that the settings choose, or by default the available one."""
     chosen = settings.execution.device
     return (available or _own_device()) if chosen == "auto" else chosen
 
@@ -295,7 +300,7 @@ def _estimator(
 
 
 def _of_workers(drafts: Sequence[_Draft], estimator: Estimator) -> list[str]:
-    """Notes on runs whose workers are slower than as many runs next to each other."""
+    """Notes on runs whose workers are slower than the same number of parallel runs."""
     notes = {}
     for draft in drafts:
         work = draft.work
@@ -306,7 +311,7 @@ def _of_workers(drafts: Sequence[_Draft], estimator: Estimator) -> list[str]:
             what = f"{draft.source.name}, {draft.technique}, {draft.setting}"
             notes[what] = (
                 f"{what}: {work.workers} workers are measured to be {gain:.2g} times as fast as "
-                f"one. With enough runs to do, {work.workers} single-worker runs side by side "
+                f"one. With enough runs to do, {work.workers} single-worker runs in parallel "
                 "finish more work (--set execution.workers=1)."
             )
     return list(notes.values())

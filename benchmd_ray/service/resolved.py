@@ -1,7 +1,7 @@
-"""A run, resolved once from what the user asked for; whoever works on it reads it.
+"""A run, resolved once from the user's request and then only read.
 
-Settings are final here, device, precision and encoder included. Planning resolves the settings
-(`resolve_settings`); naming adds what is known once the run that it starts from is finished.
+Its settings are final, including device, precision and encoder. Planning resolves the settings
+(`resolve_settings`); naming adds the rest once the run that it starts from is finished.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmd_ray.training.jobs import PretrainJob, TransferJob
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """Everything that a run is and does, but the store that it is in."""
+    """Full definition of a run, independent of its store."""
 
     settings: Settings
     technique: str
@@ -28,13 +28,14 @@ class ResolvedRun:
     upstream: Run | None
     """Finished pretraining that a transfer starts from; None starts from random weights."""
     name: str
-    """Readable beginning of its folder's name."""
+    """Readable first part of its folder's name."""
     description: dict[str, Any]
-    """Content of ``run.json``; its determinants name the folder, versions of the parts of the code
-    included."""
+    """Content of ``run.json``; its determinants, including versions of code parts, name the
+    folder.
+    """
 
     def run(self, store: Path) -> Run:
-        """Its run in a store; the folder need not be there."""
+        """Its run in a store; the folder need not exist."""
         folder = run_folder(store, self.name, self.description)
         return read_run(folder) if (folder / RUN).is_file() else Run(folder, self.description)
 
@@ -46,7 +47,7 @@ class ResolvedRun:
 
 
 def resolve_settings(settings: Settings, *, gpu: bool) -> Settings:
-    """Settings without ``auto`` for device and precision: both are part of what names a run."""
+    """Replace ``auto`` in device and precision, as both are part of a run's name."""
     device, precision = settings.execution.device, settings.execution.precision
     if device == "auto":
         device = "cuda" if gpu else "cpu"

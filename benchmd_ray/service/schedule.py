@@ -1,6 +1,6 @@
-"""Execute a plan on Ray: several items at a time, each once, whatever happens on the way.
+"""Execute a plan on Ray: several items at a time, each exactly once, despite failures.
 
-All that lasts is in the store: the same plan, executed again, resumes from there.
+All state is in the store, so executing the same plan again resumes it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def run_plan(
     observers: Sequence[Observer] = (),
     quiet: bool = False,
 ) -> PlanOutcome:
-    """Execute what is missing of a plan. What fails is in the outcome; the rest continues.
+    """Execute the unfinished items of a plan; failures are in the outcome, the rest continues.
 
     Args:
-        plan: What is to be done; all its items have catalogs.
-        store: Folder of all runs; on a cluster, one that all nodes see.
-        say: Takes a line for the user where something unusual happens.
+        plan: A plan whose items have catalogs.
+        store: Folder of all runs; on a cluster, one that all nodes share.
+        say: Shows a line to the user when something unusual happens.
         address: Ray cluster to work on; None works embedded.
         weights: File of ImageNet weights; None downloads them.
-        cpus: CPUs to keep busy at once, but by a single item that needs more; None takes all.
-        observers: Are notified of what happens.
+        cpus: CPUs to use at once, though a single item may take more; None uses all.
+        observers: Are notified of events.
         quiet: Show no progress.
 
     Raises:
-        Stopped: A signal asked to stop. All tasks have been ended; the same call resumes.
+        Stopped: A signal asked to stop; all tasks have been ended, and the same call resumes.
     """
     _require_executable(plan)
     store, is_embedded = store.resolve(), embedded(address)
@@ -57,9 +57,9 @@ def run_plan(
         with backing_of(store).keeping_weights():
             _release_rest(plan, store, outcome, say)
         Observers(observers).closed()
-        return outcome  # without the seconds that starting Ray takes
+        return outcome  # excludes the seconds in which Ray starts
     logical = _logical_cpus(plan, cpus, address)
-    if is_embedded:  # it may offer more CPUs than there are, for the largest item
+    if is_embedded:  # Ray may offer more CPUs than exist, for the largest item
         cpus = cpus or own_cpus()
     quiet, say = quieted(quiet, say)
     with ExitStack() as stack:
@@ -89,7 +89,7 @@ def run_plan(
 def _release_rest(
     plan: Plan, store: Path, outcome: PlanOutcome, say: Callable[[str], None]
 ) -> None:
-    """Free what need not stay of what was done before, too."""
+    """Remove unneeded weights of items that were done before, too."""
     try:
         release_rest(plan.items, outcome.folders, store)
     except (BenchmdError, OSError) as error:
@@ -97,7 +97,7 @@ def _release_rest(
 
 
 def _nothing_to_do(plan: Plan, store: Path, weights: Path | None) -> PlanOutcome | None:
-    """The outcome where everything is done."""
+    """The outcome if everything is already done."""
     folders = {}
     for name, progress in find_runs(plan.items, store, weights=weights).items():
         if progress is None or not progress.done:
@@ -120,7 +120,7 @@ def _require_executable(plan: Plan) -> None:
 
 
 def _logical_cpus(plan: Plan, cpus: int | None, address: str | None) -> int:
-    """CPUs that Ray must offer: an embedded one as many as the largest item needs."""
+    """CPUs that Ray must offer; an embedded Ray needs as many as the largest item."""
     if not embedded(address):
         return 0
     needs = [] if cpus else [need_of(item) for item in plan.items]

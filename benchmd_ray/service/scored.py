@@ -14,7 +14,7 @@ from benchmd_ray.storage.location import Location
 
 
 def open_also(paths: Iterable[Location]) -> tuple[Catalog, ...]:
-    """Catalogs that an evaluation reads in addition, one of each dataset, in order of name."""
+    """Open the further catalogs of an evaluation, one per dataset, in order of name."""
     opened = [open_catalog(path.resolve()) for path in paths]
     require_one_each((catalog.dataset, catalog.path) for catalog in opened)
     return tuple(sorted(opened, key=lambda catalog: catalog.dataset))
@@ -28,9 +28,9 @@ def is_scored(
     *,
     whole: bool = False,
 ) -> bool:
-    """Whether a run's predictions for this very catalog are there, by this evaluation's version.
+    """Whether a run has predictions for this very catalog by the current version of an evaluation.
 
-    `also` are the other catalogs that it reads. `whole` compares the file with its hash, too.
+    `also` are the other catalogs that it reads. `whole` verifies the file's hash too.
     """
     path = predictions_path(run.folder, catalog.dataset, evaluation.name)
     if not path.is_file() or not hash_path(path).is_file():

@@ -66,17 +66,17 @@ class Searched:
     folder: Path
     trials: tuple[Trial, ...]
     chosen: SearchOutcome | None
-    """What it chose; None where there is nothing to choose."""
+    """The choice; None if there is nothing to choose from."""
     changes: Mapping[str, Any]
-    """By group, what the chosen settings change of the fixed protocol; empty without any."""
+    """Chosen settings that differ from the fixed protocol, by group."""
     device_hours: float
     device: str
     undecided: bool = False
-    """Whether the budget ended before finalists were evaluated as often as they should be."""
+    """Whether the budget ended before all evaluations of the finalists."""
 
     @property
     def lines(self) -> list[str]:
-        """What a user reads of it."""
+        """Text for the user."""
         counts = {state: sum(t.state == state for t in self.trials) for state in STATES}
         states = ", ".join(
             f"{n} {STATE_WORDS.get(state, state)}" for state, n in counts.items() if n
@@ -90,10 +90,10 @@ class Searched:
             return [
                 *lines,
                 "    the start failed, so no trial can be compared with it: fix the cause, and "
-                f"remove {shown(self.folder)} to begin anew",
+                f"remove {shown(self.folder)} to start over",
             ]
         if self.chosen is None:
-            return [*lines, "    nothing has a score yet, so there is nothing to choose"]
+            return [*lines, "    no trial has a score yet, so there is nothing to choose"]
         lines += self._choice(self.chosen)
         return [*lines, f"    written: {shown(self.folder)}"]
 
@@ -108,9 +108,9 @@ class Searched:
         if decision is None:
             why = "no trial is above it" if len(self.trials) > 1 else "there is no other trial"
             if any(trial.tested for trial in self.trials):
-                why = "what was compared with it failed"
+                why = "the trials compared with it failed"
             if self.undecided:
-                why = "what is left of the budget is too little to compare a trial with it again"
+                why = "the rest of the budget is too small to compare a trial with it again"
             return [f"    it keeps the start: {why}"]
         finalists = [
             f"    trial {finalist.number}: {name} {finalist.difference:+.4f} to the start's "
@@ -118,7 +118,7 @@ class Searched:
             for finalist in decision.finalists
         ]
         if not best.number:
-            more = ", and the budget ended before all were known: more of it continues with them"
+            more = ", and the budget ended before all evaluations: a larger budget continues them"
             return [
                 *finalists,
                 "    it keeps the start: no lower bound is above 0" + more * self.undecided,
@@ -131,9 +131,9 @@ class Searched:
 
 
 SWEEP_SECONDS = 60.0
-"""How often what trials that are over have left on S3 is removed, and the clock is noted."""
+"""Seconds between removals of ended trials' files on S3 and records of the time worked."""
 STATE_WORDS = {"stopped": "stopped early"}
-"""States of trials in words, where these are others."""
+"""Words for states of trials, where they differ."""
 
 
 @dataclass(eq=False)
@@ -151,7 +151,7 @@ class Session:
     say: Callable[[str], None]
     log: LoggedSearch
     alone: Callable[[], None]
-    """Raises if another process works on this search."""
+    """Raises an error if another process works on this search."""
 
     def __post_init__(self) -> None:
         plan, arms = self.plan, self.arms
@@ -192,12 +192,14 @@ class Session:
                 lambda number, reason: self.log.trial_lost(plan.name, number, reason),
                 self.room,
             )
-            self.alone()  # what others leave behind is removed now
+            self.alone()  # files that other sessions left behind are removed now
             with self._working(), repeating(self.clock.note, SWEEP_SECONDS):
                 try:
                     search(self.work, limits, lambda number: self._ended(limits, number))
                 except BaseException:
-                    with suppress(Exception):  # the journal has all that the next session needs
+                    with suppress(
+                        Exception
+                    ):  # the journal has everything that the next session needs
                         self._note(limits)
                     raise
                 chosen = self._note(limits)
@@ -218,7 +220,7 @@ class Session:
         )
 
     def _opened_study(self) -> Study:
-        """The journal of the search, with what earlier sessions have tried."""
+        """Open the journal of the search with the trials of earlier sessions."""
         plan, folder = self.plan, self.work.folder
         path = folder / ("study.log" if isinstance(folder, Path) else "journal")
         first = [settings.values for settings in plan.portfolio]
@@ -227,19 +229,21 @@ class Session:
         self._require_whole(study)
         self._notified = {trial.number: trial.state for trial in study.trials()}
         if study.begun:
-            self.say(f"{plan.name}: continues, {count_of(study.begun, 'trial')} were begun before")
+            self.say(
+                f"{plan.name}: continues, {count_of(study.begun, 'trial')} were started before"
+            )
         elif folder != self.folder:
-            remove(self.work.local)  # of a search of the same name that was removed from there
+            remove(self.work.local)  # left by a search of the same name that was removed
         return study
 
     def _working(self) -> AbstractContextManager[None]:
-        """Keep others from clearing this machine's folder of a search on S3."""
+        """Prevent other processes from clearing this machine's folder of a search on S3."""
         if isinstance(self.work.folder, Path):
             return nullcontext()
         return locked(self.work.local / "locks" / "search", f"the search {self.plan.name}")
 
     def _note(self, limits: Limits) -> SearchOutcome | None:
-        """Write the trials and, where it is settled, the choice."""
+        """Write the trials and, once it is decided, the choice."""
         limits.look()
         decision = limits.study.judge()
         write_trials(self.folder, limits.study, self.work, decision)
@@ -252,7 +256,7 @@ class Session:
     def _tidy(self, study: Study) -> None:
         """Remove the files of finished trials."""
         unfinished = [job.number for job in study.unfinished()]
-        with suppress(Transient, OSError):  # where a process still ends, the next session does it
+        with suppress(Transient, OSError):  # if a process is still ending, the next session does it
             self.alone()
             leave_only(self.work.folder, unfinished)
         if unfinished:
@@ -265,7 +269,7 @@ class Session:
                 remove(self.work.local)
 
     def _begin(self) -> None:
-        """Write what is searched, or require that it is what was searched before."""
+        """Write the search's description, or require that it equals the existing one."""
         if isinstance(self.work.folder, Path) or self.place.workers > 1:
             self.work.local.mkdir(parents=True, exist_ok=True)
             require_shared(self.work.local)
@@ -273,43 +277,43 @@ class Session:
         if not path.is_file():
             write_hashed_json(path, self.plan.describe(self.inner))
             return
-        # Of the plan alone: all else follows from the journal, and is written anew.
+        # Only the plan: everything else follows from the journal and is written again.
         digests = [source["inner"] for source in read_plan(self.folder)["sources"]]
         if digests != [inner_digest(catalogs) for catalogs in self.inner]:
             raise BenchmdError(
-                f"{shown(self.folder)} was begun on other records than an inner catalog has now: "
-                "its trials cannot be compared with new ones. Remove that folder to begin anew."
+                f"{shown(self.folder)} was started on other records than an inner catalog has now: "
+                "its trials cannot be compared with new ones. Remove that folder to start over."
             )
 
     def _require_whole(self, study: Study) -> None:
-        """Refuse a journal that has lost trials: it has fewer than were written of it."""
+        """Refuse a journal that has lost trials: it has fewer than the table of trials."""
         try:
             written = read_trials(self.folder / TABLE).num_rows
-        except Damaged:  # or not there: it is written anew
+        except Damaged:  # or missing: it is written again
             return
         if written > study.begun:
             raise BenchmdError(
                 f"{shown(self.folder)} has {count_of(written, 'trial')}, and its journal "
                 f"{study.begun}. That of a search in a folder is study.log, that of one on S3 is "
-                "journal/: continue a search where it was begun, or remove that folder to begin "
-                "anew."
+                "journal/: continue a search where it was started, or remove that folder to start "
+                "over."
             )
 
     def _ended(self, limits: Limits, number: int) -> None:
-        """Write the trials, and notify of one that is over."""
+        """Write the trials, and notify observers of one that ended."""
         write_trials(self.folder, limits.study, self.work, None)
         self.clock.note()
         if time.monotonic() > self._swept + SWEEP_SECONDS and self.work.folder != self.folder:
             self._swept = time.monotonic()
-            with suppress(Transient, OSError):  # at the end it is done again
+            with suppress(Transient, OSError):  # it is repeated at the end
                 self.alone()
                 leave_only(self.work.folder, [job.number for job in limits.study.unfinished()])
         trial = limits.study.trials()[number]
         if trial.state in ("complete", "failed"):
-            self._notify(trial)  # one that was stopped may earn more until the race is over
+            self._notify(trial)  # a stopped trial may get more evaluations until the race ends
 
     def _notify(self, trial: Trial) -> None:
-        """Notify log and observer of a trial, once in each of its states."""
+        """Notify log and observer of a trial, once per state."""
         if self._notified.get(trial.number) == trial.state:
             return
         self._notified[trial.number] = trial.state
@@ -337,7 +341,7 @@ class Session:
         ]
 
     def _decision(self, study: Study) -> Decision | None:
-        """What the fresh evaluations of start and finalists decide."""
+        """Decision from the fresh evaluations of start and finalists."""
         confirmed = study.confirmed()
         start = confirmed.get(0, {})
         sampling = {}
@@ -352,7 +356,7 @@ class Session:
         return study.decision(_ratio(self.inner), sampling)
 
     def _to_be_settled(self, limits: Limits) -> bool:
-        """Whether the next session is to choose; what an earlier one chose stays until then."""
+        """Whether the choice is left to the next session; an earlier choice stays until then."""
         interrupted = bool(self.stop.number) or limits.trouble is not None
         return interrupted and self.plan.method.choosing == "confirmed"
 
@@ -365,13 +369,13 @@ class Session:
 
 
 def _ratio(inner: Sequence[Inner]) -> float:
-    """Validation over training patients of an evaluation, the mean over sources."""
+    """Ratio of validation to training patients of an evaluation, mean over sources."""
     counts = [of_splits(catalogs[0], "patients") for catalogs in inner]
     return sum(patients["validation"] / patients["train"] for patients in counts) / len(counts)
 
 
 class _Worked:
-    """Seconds that all sessions of a search have worked, by the clock."""
+    """Wall-clock seconds of all sessions of a search."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._start = folder / "sessions.json", time.monotonic()

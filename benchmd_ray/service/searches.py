@@ -1,4 +1,4 @@
-"""Which searches a choice asks for: what each varies, where it starts and how it is named."""
+"""Plan searches for a choice: what each varies, where it starts and its name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from benchmd_ray.service.naming import file_name, transfer_parts
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
-from benchmd_ray.ssl import SCRATCH, method_source, technique_named
+from benchmd_ray.ssl import BASELINES, SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.parameters import NETWORK
@@ -44,65 +44,72 @@ from benchmd_ray.tuning.spaces import PRETRAIN, SETTINGS, Space, shared, space_f
 from benchmd_ray.tuning.stages import Stage, stage_of, with_linear
 
 Inner = Mapping[int, Catalog]
-"""The inner catalogs of a source by the number of the evaluation."""
+"""Inner catalogs of a source by number of the evaluation."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a user asked of ``benchmd tune``."""
+    """The user's request to ``benchmd tune``."""
 
     choice: Choice
-    """Catalogs, modalities, techniques, settings to start from, seeds; its first seed is that of
-    the trials, and its transfer settings are not read."""
+    """Catalogs, modalities, techniques, initial settings, seeds. The first seed is used for trials;
+    the transfer settings are ignored.
+    """
     searched: tuple[str, ...] = ("linear",)
-    """Of `SETTINGS`, one search each."""
+    """Settings of `SETTINGS`, one search each."""
     space: Path | None = None
     """YAML file of the user's own search space."""
     held: tuple[str, ...] = ()
-    """Settings of the space that keep their value."""
+    """Settings of the space that stay fixed."""
     method: Method = field(default_factory=Method)
-    """How trials are proposed, stopped and chosen; ``universal`` makes one search of all
-    modalities."""
+    """How trials are proposed, stopped and chosen; ``universal`` is one search over all
+    modalities.
+    """
     evaluations: int | None = None
-    """Of a trial that goes to the end; None: by the size of the data (`tuning.racing`)."""
+    """Evaluations of a trial that is not stopped; None: by the size of the data
+    (`tuning.racing`).
+    """
     portfolio: Portfolio = field(default_factory=Portfolio)
-    """Of which each search takes what was learned on other datasets."""
+    """Portfolio from which each search takes settings learned on other datasets."""
     budget: Budget = field(default_factory=Budget)
-    """Of each search."""
+    """Budget of each search."""
     at_once: int | None = None
-    """Trials at work at the same time; None takes as many as fit."""
+    """Trials running at the same time; None runs as many as fit."""
     memory_gib: float | None = None
-    """Memory that a trial may allocate; None shares that of an embedded machine."""
+    """Memory that a trial may allocate; None divides an embedded machine's memory among trials."""
 
     def __post_init__(self) -> None:
         if self.choice.chosen_start.setting is not None:
-            replace(self.choice, settings=self.searched)  # refuses what its runs would be refused
+            replace(self.choice, settings=self.searched)  # raises the same errors as its runs would
 
 
 @dataclass(frozen=True)
 class SearchPlan:
     technique: str
     setting: str
-    """Of `SETTINGS`."""
+    """One of `SETTINGS`."""
     sources: tuple[PlannedDataset, ...]
-    """One, or several that share their settings."""
+    """One source, or several that share their settings."""
     starts: tuple[Settings, ...]
-    """What the first trial takes for each source, device and precision settled."""
+    """Settings of the first trial for each source, with device and precision resolved."""
     space: Space
     method: Method
     portfolio: tuple[PortfolioSettings, ...] = ()
-    """What is tried right after the start."""
+    """Settings that are tried right after the start."""
 
     @property
     def stage(self) -> Stage:
-        """What its trials train last but a head."""
+        """The training stage that is searched: pretraining or transfer."""
         return stage_of(self.setting)
 
     @property
     def determinants(self) -> dict[str, Any]:
-        """What decides the search but its budget, which may be extended."""
+        """What determines the search, except its budget, which may be extended."""
         parts = ("encoder", "pretrain", "transfer", "seed")
         starts = [as_dict(settings) for settings in self.starts]
+        for start in starts:
+            if start["transfer"]["solver"] == "adamw":  # as before there was another
+                del start["transfer"]["solver"]
         return {
             "technique": self.technique,
             "method_source": None if self.technique == SCRATCH else method_source(self.technique),
@@ -129,7 +136,7 @@ class SearchPlan:
 
     @property
     def _networks(self) -> list[EncoderSettings]:
-        """Encoders of the starts, and one of each network that is searched and not built in."""
+        """Encoders of the starts, and one for each custom network in the space."""
         searched = (p.values for p in self.space.parameters if p.name == NETWORK)
         names = [name for values in searched for name in values if name not in NETWORKS]
         return [
@@ -139,12 +146,12 @@ class SearchPlan:
 
     @property
     def metric(self) -> str:
-        """Name of the score that trials are compared by: ``auroc``, or ``dsc`` of masks."""
+        """Name of the score by which trials are compared: ``auroc``, or ``dsc`` for masks."""
         return self.sources[0].kind.task.selected_by
 
     @property
     def name(self) -> str:
-        """Name of its folder: readable, and a hash of what decides it."""
+        """Name of its folder: a readable part and a hash of its determinants."""
         where = "universal" if self.method.universal else self.sources[0].kind.signal.name
         what = f"{file_name(self.technique)}-{self.setting}"
         return f"tune-{where}-{what}-{digest(self.determinants)[:12]}"
@@ -201,18 +208,18 @@ def of_sources(plan: Plan, search: SearchPlan) -> list[Item]:
 
 
 def inner_digest(catalogs: Inner) -> str:
-    """What names the records of all evaluations."""
+    """Digest of the records of all evaluations."""
     return digest([catalogs[number].digest for number in sorted(catalogs)])
 
 
 def of_splits(catalog: Catalog, name: str) -> dict[str, int]:
-    """``records`` or ``patients`` of an inner catalog's two splits."""
+    """Number of ``records`` or ``patients`` in the two splits of an inner catalog."""
     splits = catalog.manifest["splits"]
     return {split: int(splits[split][name]) for split in ("train", "validation")}
 
 
 def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
-    """The searches that were asked for, in order of modality, technique and setting."""
+    """The requested searches, in order of modality, technique and setting."""
     _require_known(tuning)
     chosen = chosen_datasets(tuning.choice)
     sources = [dataset for dataset in chosen.datasets if dataset.role == "source"]
@@ -240,16 +247,21 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
 
 
 class _SkippedError(Exception):
-    """A technique or setting that was not named does not fit."""
+    """A technique or setting that the user did not name is not applicable."""
 
 
 def _require_known(tuning: Tuning) -> None:
     require_known(replace(tuning.choice, settings=()))
     for name in tuning.choice.techniques:
+        if name in BASELINES:
+            raise BenchmdError(
+                f"{name} trains no encoder, and the penalty of its head is chosen by folds: "
+                "nothing is left to search. Name other techniques, or run it with `benchmd run`."
+            )
         if name != SCRATCH and technique_named(name).brought:
             raise BenchmdError(
-                f"{name} is an encoder that was trained elsewhere, of which nothing is searched: "
-                "name other techniques, or transfer from it as it is with `benchmd run`."
+                f"{name} is an external encoder, for which nothing can be searched: name other "
+                "techniques, or transfer from it with `benchmd run`."
             )
     for name in tuning.searched:
         if name not in SETTINGS:
@@ -258,16 +270,16 @@ def _require_known(tuning: Tuning) -> None:
     if method.universal and len(tuning.choice.catalogs) == 0:
         raise BenchmdError("a universal search needs catalogs of several modalities: --catalog.")
     if method.universal and method.cost:
-        raise BenchmdError("a universal search has one objective: leave --cost out.")
+        raise BenchmdError("a universal search has one objective: omit --cost.")
     if method.cost and method.stopping != "none":
         raise BenchmdError(
-            "with --cost trials cannot be stopped early, as their cost would not be known: "
-            "add --stopping none."
+            "with --cost trials cannot be stopped early, as their cost would be unknown: add "
+            "--stopping none."
         )
 
 
 def space_of(technique: str, setting: str, kind: Modality, path: Path | None = None) -> Space:
-    """The user's space, else that of a benchmark, else the technique's."""
+    """The search space of the user, otherwise of a benchmark, otherwise of the technique."""
     built_in = None if path else built_in_space(technique, setting, kind)
     return space_for(technique, setting, kind, path, built_in=built_in)
 
@@ -281,11 +293,11 @@ def _planned(
     names: set[str],
     gpu: bool,
 ) -> SearchPlan:
-    """One search; the parameters of its spaces are added to ``names``."""
+    """Plan one search; the parameters of its spaces are added to ``names``."""
     named = technique in tuning.choice.techniques
     if setting == PRETRAIN and _trains_nothing(technique):
         if named:
-            space_of(technique, setting, group[0].kind)  # says why
+            space_of(technique, setting, group[0].kind)  # raises with the reason
         raise _SkippedError(f"{technique} trains nothing in pretraining.")
     starts, spaces = [], []
     for source in group:
@@ -310,8 +322,8 @@ def _planned(
         which = " and ".join(source.name for source in group)
         raise BenchmdError(
             f"a search on {which} sees {patients} patients, "
-            f"and with fewer than {TEST_PATIENTS} no setting can be shown to be "
-            "better than the start: take --choose highest, which tests nothing, or more data."
+            f"and with fewer than {TEST_PATIENTS} no setting can be shown to be better than the "
+            "start: use --choose highest, which does not test, or more data."
         )
     method = replace(tuning.method, evaluations=tuning.evaluations or usual_evaluations(patients))
     return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method)
@@ -320,9 +332,9 @@ def _planned(
 def _tried_first(
     portfolio: Portfolio, plan: SearchPlan, targets: Sequence[PlannedDataset]
 ) -> tuple[PortfolioSettings, ...]:
-    """Settings of a portfolio that a search on one source tries.
+    """Settings of a portfolio for a search on one source.
 
-    Excluded are those learned on a dataset of the origin of its source or targets.
+    Settings learned on a dataset with the same origin as its source or targets are excluded.
     """
     if len(plan.sources) > 1:
         return ()
@@ -340,7 +352,7 @@ def _tried_first(
 
 
 def _patients(source: PlannedDataset) -> int:
-    """Patients of a source that a search sees; from cards, as many as records."""
+    """Patients of a source that a search sees; without a catalog, the number of records."""
     if source.catalog is None:
         return sum(source.rows[split] for split in splits_seen(source.rows, source.scored))
     catalog = open_catalog(source.catalog)
@@ -353,8 +365,8 @@ def _require_modalities(group: Sequence[PlannedDataset]) -> None:
     if len(modalities) < 2 or len(set(modalities)) < len(modalities):
         names = ", ".join(f"{source.name} ({source.modality})" for source in group)
         raise BenchmdError(
-            "a universal search takes one source of each of two modalities or more, and was given "
-            f"{names}: name their catalogs, or leave --universal out."
+            "a universal search needs one source from each of two or more modalities, but got "
+            f"{names}: name their catalogs, or omit --universal."
         )
 
 

@@ -1,4 +1,4 @@
-"""How long a plan takes on given resources: list scheduling, simulated."""
+"""Simulated duration of a plan on given resources, by list scheduling."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmd_ray.service.live import longest_first
 from benchmd_ray.service.plan import Item
 
 ROUNDING = 1e-9
-"""Shares of a GPU do not add up to exactly one."""
+"""Tolerance for rounding: shares of a GPU do not add up to exactly one."""
 LATE_SHARE = 0.05
-"""Of a run that has worked longer than estimated, this share of the estimate is still expected."""
+"""Share of the estimate that is still expected for a run that takes longer than estimated."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What may be used at once."""
+    """Resources that may be used at once."""
 
     cpus: float
     gpus: float = 0.0
@@ -41,11 +41,11 @@ class Schedule:
 
     times: Mapping[str, tuple[float, float]]
     peak_bytes: int
-    """Most bytes on disk at one time."""
+    """Peak bytes on disk."""
 
     @property
     def seconds(self) -> float:
-        """When the last item ends."""
+        """End of the last item."""
         return max((end for _, end in self.times.values()), default=0.0)
 
 
@@ -55,10 +55,10 @@ def simulate(
     done: Collection[str] = frozenset(),
     first: Collection[str] = (),
 ) -> Schedule:
-    """Start each item as soon as its predecessor is done and it fits in.
+    """Start each item as soon as its predecessor is done and it fits.
 
-    Of those that could start, the one with the longest chain of items behind it comes first, as in
-    an execution; before all others those that run already, `first`.
+    Among items that could start, the one with the longest chain of dependent items comes first, as
+    in an execution. Items that already run (`first`) precede all others.
     """
     waiting = longest_first([item for item in items if item.name not in done])
     for item in waiting:
@@ -82,12 +82,12 @@ def simulate(
 
 
 def _bytes(item: Item) -> int:
-    """Most disk space that an item takes while it runs."""
+    """Peak disk space of an item while it runs."""
     return item.disk_bytes + item.peak_bytes
 
 
 class _Ready:
-    """Items that could start, first in order first; one queue for each amount of resources."""
+    """Items that could start, in order, with one queue for each amount of resources."""
 
     def __init__(self, waiting: Sequence[Item]) -> None:
         names = {item.name for item in waiting}
@@ -114,15 +114,16 @@ class _Ready:
 
 
 def require_fitting(item: Item, resources: Resources) -> None:
-    """Refuse an item that needs more CPUs or GPUs than there are."""
+    """Refuse an item that needs more CPUs or GPUs than available."""
     for name, needed, available in (
         ("CPUs", item.cpus, resources.cpus),
         ("GPUs", item.gpus, resources.gpus),
     ):
         if needed > available + ROUNDING:
             raise BenchmdError(
-                f"{item.name} needs {needed:g} {name} at once and there are {available:g}: take "
-                "fewer workers (execution.workers, execution.cpus_per_worker), or a larger cluster."
+                f"{item.name} needs {needed:g} {name} at once but only {available:g} can be used: "
+                "use fewer workers (execution.workers, execution.cpus_per_worker), or a larger "
+                "cluster."
             )
 
 
@@ -138,10 +139,10 @@ def time_left(
 
     Args:
         waiting: Items that have not started, in order of dependency.
-        running: Seconds that each running item still needs, by name; see `seconds_needed`.
-        resources: CPUs and GPUs, those of the running items among them.
-        items: The running items themselves.
-        pace: Seconds that an estimated second has taken so far; see `pace_of`.
+        running: Seconds left by name of running item; see `seconds_needed`.
+        resources: CPUs and GPUs, including those of the running items.
+        items: The running items.
+        pace: Real seconds per estimated second so far; see `pace_of`.
     """
     now = [replace(i, seconds=running[i.name], after=None) for i in items if i.name in running]
     later = [replace(item, seconds=item.seconds * pace) for item in waiting]
@@ -157,7 +158,7 @@ def seconds_needed(item: Item, worked: float, share: float = 0.0, pace: float = 
 
 
 def pace_of(pairs: Iterable[tuple[float, float]]) -> float:
-    """Real seconds per estimated second of finished items (estimated, real); 1 without any."""
+    """Real seconds per estimated second, from finished items (estimated, real); 1 without any."""
     timed = [(estimated, real) for estimated, real in pairs if estimated > 0]
     expected = sum(pair[0] for pair in timed)
     return sum(pair[1] for pair in timed) / expected if expected else 1.0

@@ -1,4 +1,4 @@
-"""Speed of this machine, measured on the spot."""
+"""Quick measurement of this machine's speed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from benchmd_ray.training.engine import TorchEngine, autocast
 from benchmd_ray.training.selection import model_of
 
 SECONDS = 5.0
-"""About how long a measurement here takes."""
+"""Approximate duration of the measurement."""
 FLOPS = {"cpu": 6e10, "cuda": 6e12}
-"""Operations of one step of it, at most, unless one example takes more."""
+"""Most operations of one step, unless a single example needs more."""
 
 
 @contextmanager
@@ -40,9 +40,9 @@ def _threads(count: int) -> Iterator[None]:
 def measure_here(
     modality: Modality, settings: Settings, device: str, seconds: float = SECONDS
 ) -> Spot:
-    """Train and run the encoder of the settings on noise for a few seconds, half of them each.
+    """Train and run the encoder of the settings on noise, for half of `SECONDS` each.
 
-    On a CPU as many threads work as a worker has CPUs.
+    On a CPU the number of threads is the number of CPUs per worker.
     """
     signal, place = modality.signal, torch.device(device)
     most = FLOPS[device] // training_flops(signal, settings.encoder)
@@ -77,7 +77,7 @@ def _costs(signal: Signal, encoder: EncoderSettings, batch: int) -> tuple[float,
 
 
 def _seconds_of(work: Any, place: torch.device, seconds: float) -> float:
-    """Median time of a call, after a first one that is not counted."""
+    """Median seconds of a call, after a warm-up call."""
 
     def once() -> float:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How far a plan is: which runs its items name, and what of each is done."""
+"""Progress of a plan: the runs of its items, and what is done."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def find_run(
     *,
     weights: Path | None = None,
 ) -> Progress | None:
-    """The run of an item in a store; None while its upstream, which names it, is not finished.
+    """The run of an item in a store; None while its upstream, which names it, is unfinished.
 
     Raises:
         BenchmdError: The catalog or the weights cannot be read, or do not fit.
@@ -37,7 +37,7 @@ def find_run(
 def find_runs(
     items: Iterable[Item], store: Path, *, weights: Path | None = None
 ) -> dict[str, Progress | None]:
-    """The runs of a plan's items by name; None where one cannot be named: executing it says why."""
+    """Runs of a plan's items by name; None if a run cannot be named (executing it tells why)."""
     backing_of(store).refresh_store()
     progress: dict[str, Progress | None] = {}
     for item in items:

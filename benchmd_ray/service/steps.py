@@ -1,6 +1,6 @@
-"""What an item of a plan does: its work, its size, what it needs, how it is found and run.
+"""What an item of a plan does: its work, disk size and resources, and how to find and run it.
 
-Plan, estimates and execution ask the step; another step is one more class here.
+Plan, estimates and execution use these classes; a new kind of step is a new class here.
 """
 
 from __future__ import annotations
@@ -27,68 +27,71 @@ from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict, 
 from benchmd_ray.ssl import technique_named
 from benchmd_ray.ssl.brought import start_weights
 from benchmd_ray.storage.location import Location
+from benchmd_ray.training.jobs import STANDARDISED_ON
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be found in a store, or run."""
+    """A request to find a run in a store, or to execute it."""
 
     technique: str
     catalog: Location
     store: Path
     settings: Settings
-    """With device and precision settled."""
+    """Settings with device and precision resolved."""
     upstream: Run | None = None
     weights: Path | None = None
-    """File of ImageNet weights; None takes the hub's, which are downloaded once."""
+    """File of ImageNet weights; None downloads them once."""
     also: tuple[Location, ...] = ()
-    """Other catalogs that an evaluation reads."""
+    """Further catalogs that an evaluation reads."""
     resolved: ResolvedRun | None = None
-    """The run, where it was resolved before."""
+    """The resolved run, if known."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The run that an item names, and how far it is."""
+    """The run of an item, and its progress."""
 
     run: Run
-    """Its folder need not be there."""
+    """The run; its folder need not exist."""
     done: bool
-    """Whether nothing is left to do: the run is finished and what the item scores is scored."""
+    """Whether nothing is left to do: the run is finished, and scored if the item scores."""
     resolved: ResolvedRun | None = None
-    """What the run is, of an item that makes one."""
+    """The resolved run, if the item makes a run."""
 
 
 @dataclass(frozen=True)
 class Step(ABC):
     evaluation: Evaluation = field(default=CLASSIFICATION, repr=False)
-    """Whose predictions it ends with, if it scores."""
+    """The evaluation, if it scores."""
 
     kind: ClassVar[str]
     """Kind of the item, as W&B and metrics name it."""
     title: ClassVar[str]
-    """Column of a plan's table that counts it."""
+    """Title of its column in a plan's table."""
     makes_run: ClassVar[bool] = True
-    """Whether it makes a run of its own; else it adds to the run that it comes after."""
+    """Whether it makes a run; otherwise it adds to the run that it depends on."""
     scores: ClassVar[bool] = True
+    of_all_seeds: ClassVar[bool] = False
+    """Whether one run serves all seeds, since nothing is drawn."""
     parallel: ClassVar[bool] = False
     """Whether several workers share its training."""
 
     @abstractmethod
     def work(self, inputs: Inputs) -> Workload:
-        """What it computes."""
+        """Its computation."""
 
     @abstractmethod
     def disk(self, inputs: Inputs) -> Disk:
-        """Bytes that it takes."""
+        """Its size on disk."""
 
     @abstractmethod
     def find(self, request: Request) -> Progress:
-        """Its run in a store."""
+        """Find its run in a store."""
 
     @abstractmethod
     def run(self, request: Request) -> Run:
-        """Do it in this process, unless it is done."""
+        """Execute it in this process, unless it is done."""
 
     def total(self, settings: Settings) -> int | None:
         """Steps or epochs of its training; None where nothing is trained."""
@@ -98,7 +101,7 @@ class Step(ABC):
         return settings.execution.workers if self.parallel else 1
 
     def gpus(self, inputs: Inputs) -> float:
-        """GPUs that it keeps busy where there are any, or the share of one."""
+        """Number or share of GPUs that it uses, if any are available."""
         settings, workers = inputs.settings, self.workers(inputs.settings)
         small = workers == 1 and self.work(inputs).small
         return settings.execution.gpu_share if small else float(workers)
@@ -110,7 +113,7 @@ class Step(ABC):
 
 
 class _OfEncoder:
-    """What makes a run that holds an encoder's weights."""
+    """A step that makes a run with an encoder's weights."""
 
     def find(self, request: Request) -> Progress:
         resolved = self._resolved(request)
@@ -131,7 +134,7 @@ class _OfEncoder:
 
 
 class _OnLabels:
-    """What trains on a source's labels, and scores the source."""
+    """A step that trains on a source's labels and scores the source."""
 
     evaluation: Evaluation
 
@@ -153,7 +156,7 @@ class _OnLabels:
         from benchmd_ray.service.execute import transfer_resolved
 
         resolved = request.resolved or self._resolved(request)
-        # The store, and the upstream's folder with it, may be in another place on this machine.
+        # The store, and with it the upstream's folder, may have another path on this machine.
         resolved = replace(resolved, upstream=request.upstream)
         store, several = request.store.resolve(), resolved.settings.execution.workers > 1
         return transfer_resolved(resolved, store, on_cluster=several)
@@ -185,9 +188,9 @@ class Pretrain(_OfEncoder, Step):
 
 
 class Export(_OfEncoder, Step):
-    """Weights that a technique starts from, written as they are: ImageNet's."""
+    """Export of a technique's initial weights without training: ImageNet's."""
 
-    kind, title, scores = "pretrain", "pretraining", False
+    kind, title, scores, of_all_seeds = "pretrain", "pretraining", False, True
 
     def work(self, inputs: Inputs) -> Workload:
         """Nothing is computed."""
@@ -206,13 +209,27 @@ class Export(_OfEncoder, Step):
         return replace(settings, execution=execution)
 
 
+class Fit(_OfEncoder, Step):
+    """Random weights that are fitted to a few training records: random kernels."""
+
+    kind, title, scores = "pretrain", "pretraining", False
+
+    def work(self, inputs: Inputs) -> Workload:
+        flops = cost.forward_flops(inputs.signal, inputs.settings.encoder)
+        work = _training(self, inputs, inputs.settings.pretrain.batch_size)
+        return replace(work, method=inputs.technique, once_flops=flops * STANDARDISED_ON)
+
+    def disk(self, inputs: Inputs) -> Disk:
+        return cost.disk_of_run(inputs, head=inputs.technique)
+
+
 class Linear(_OnLabels, Step):
     """Linear evaluation of an encoder on a source's labels, and its scores there."""
 
     kind, title = "transfer", "transfers"
 
     def work(self, inputs: Inputs) -> Workload:
-        """Each record is encoded once; the epochs are the head's."""
+        """Each record is encoded once; the epochs train only the head."""
         rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
         batch = min(inputs.settings.transfer.batch_size, rows)
         forward = cost.forward_flops(inputs.signal, inputs.settings.encoder)
@@ -229,12 +246,12 @@ class Linear(_OnLabels, Step):
 
 
 class Neighbours(_OnLabels, Step):
-    """Nearest neighbours by an encoder's features of a source's records, and their scores there."""
+    """Nearest neighbours by an encoder's features on a source, and its scores there."""
 
     kind, title = "transfer", "transfers"
 
     def work(self, inputs: Inputs) -> Workload:
-        """Each record is encoded once; the neighbours are found meanwhile."""
+        """Each record is encoded once; the search for neighbours is negligible."""
         rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
         forward = cost.forward_flops(inputs.signal, inputs.settings.encoder)
         return replace(
@@ -256,7 +273,7 @@ class Finetune(_OnLabels, Step):
     kind, title, parallel = "transfer", "transfers", True
 
     def work(self, inputs: Inputs) -> Workload:
-        """Its epochs, each with the validation."""
+        """Its epochs, including validation."""
         encoder, source = inputs.settings.encoder, inputs.source
         rows, validation = cost.training_records(inputs), source.rows.get("validation", 0)
         forward = cost.forward_flops(inputs.signal, encoder)
@@ -275,12 +292,12 @@ class Finetune(_OnLabels, Step):
 
 @dataclass(frozen=True)
 class Evaluate(Step):
-    """An evaluation of a finished transfer: by its classification of a target, zero-shot."""
+    """An evaluation of a finished transfer, by default zero-shot classification of a target."""
 
     kind, title, makes_run = "evaluate", "evaluations", False
 
     def work(self, inputs: Inputs) -> Workload:
-        """Each record goes through the encoder as often as the evaluation says."""
+        """Each record is encoded as often as the evaluation requires."""
         read = (inputs.target or inputs.source, *inputs.also)
         scored = sum(dataset.scored_rows for dataset in read) * self.evaluation.passes
         once = cost.forward_flops(inputs.signal, inputs.settings.encoder) * scored
@@ -312,23 +329,26 @@ class Evaluate(Step):
         return run
 
 
-STEPS: tuple[type[Step], ...] = (Pretrain, Export, Linear, Neighbours, Finetune, Evaluate)
+STEPS: tuple[type[Step], ...] = (Pretrain, Export, Fit, Linear, Neighbours, Finetune, Evaluate)
 """All steps, in the order of a plan's columns."""
 
 
 def pretrain_step(technique: str) -> Step:
-    return Export() if technique_named(technique).method is None else Pretrain()
+    chosen = technique_named(technique)
+    if chosen.method is not None:
+        return Pretrain()
+    return Export() if chosen.network is None else Fit()
 
 
 def transfer_step(settings: Settings, evaluation: Evaluation = CLASSIFICATION) -> Step:
-    """The step of a transfer with these settings, which is scored by an evaluation."""
+    """The step of a transfer with these settings and this evaluation."""
     steps: dict[str, Callable[[Evaluation], Step]]
     steps = {"linear": Linear, "finetune": Finetune, "knn": Neighbours}
     return steps[settings.transfer.mode](evaluation)
 
 
 def counts(steps: Iterable[Step]) -> dict[str, int]:
-    """How many steps there are of each title."""
+    """Number of steps by title."""
     titles = [step.title for step in steps]
     return {title: titles.count(title) for title in dict.fromkeys(kind.title for kind in STEPS)}
 
@@ -358,7 +378,7 @@ def _upstream(request: Request) -> Run:
 def _weights(
     technique: str, path: Path | None, signal: Signal, encoder: EncoderSettings
 ) -> StartWeights | None:
-    """What a technique starts from, if its weights are not random; only what names them."""
+    """Description of a technique's initial weights, None if random."""
     return _weights_once(technique, path, signal, json.dumps(as_dict(encoder), sort_keys=True))
 
 

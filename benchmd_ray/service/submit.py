@@ -26,30 +26,30 @@ from benchmd_ray.files.atomic import resource_folder, slug
 from benchmd_ray.service.job_variables import HOOK, PYTHON, write_variables
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
-"""The dashboard of a head on this machine, or the near end of a tunnel to one."""
+"""The dashboard of a head on this machine, or the local end of a tunnel to one."""
 
 ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"
 
 STOP_SECONDS = 60
-"""How long a job that is asked to stop may write checkpoints until Ray kills it."""
+"""Seconds a stopping job may take to write checkpoints before Ray kills it."""
 
 PLAIN = re.compile(r"(PROFILE|REGION|CACHE|MODE|ENDPOINT_URL(_S3)?)$")
-"""Variables whose values are not secrets, and may be part of a path."""
+"""Variables whose values are not secrets and may be part of a path."""
 SHORTEST_SECRET = 8
-"""Characters; a shorter value is in commands by chance."""
+"""Shortest value treated as a secret: shorter ones occur in commands by chance."""
 
 CLOSING_SECONDS = 15
-"""How long after the end of its output a job may need to end."""
+"""Seconds a job may need to end after its last output."""
 
 TALKATIVE = (
     "ray.dashboard.modules.dashboard_sdk",
     "ray.dashboard.modules.job.sdk",
     "ray._private.runtime_env.packaging",
 )
-"""Loggers of Ray's that tell of every package and connection."""
+"""Ray's loggers that report every package and connection."""
 
 RESOURCES = ("data_catalog", "search_spaces")
-"""Folders that are next to the package in a checkout and inside of it once installed."""
+"""Folders that are next to the package in a checkout, and inside it once installed."""
 
 
 def job_server(address: str | None) -> str:
@@ -65,7 +65,7 @@ def job_server(address: str | None) -> str:
 
 @contextmanager
 def asking(address: str | None, job: str = "") -> Iterator[Any]:
-    """A client of the cluster's job server; its failures are errors that say what to do."""
+    """A client of the cluster's job server; its failures are raised as errors with a remedy."""
     server = job_server(address)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -85,7 +85,7 @@ def asking(address: str | None, job: str = "") -> Iterator[Any]:
         ) from error
     except (ConnectionError, requests.RequestException, aiohttp.ClientError) as error:
         raise BenchmdError(
-            f"nothing answers at {server} as a cluster's job server does ({error}). Start one with "
+            f"no job server of a cluster answers at {server} ({error}). Start one with "
             "`ray start --head`, open a tunnel to the head (`ssh -L 8265:127.0.0.1:8265 HEAD`), or "
             f"name its dashboard by --address or {ADDRESS_VARIABLE}."
         ) from error
@@ -106,17 +106,17 @@ def submit(
     nodes: str = "",
     name: str | None = None,
 ) -> str:
-    """Submit a command of ours to a cluster; gives the id of the job.
+    """Submit a benchmd command to a cluster; returns the id of the job.
 
-    The job carries this very package, so that the cluster needs only its dependencies.
+    The job includes this package, so the cluster needs only its dependencies.
 
     Args:
         arguments: The command, without ``benchmd``.
         address: URL of the dashboard.
-        files: Files to take along, by the path in the job's folder.
-        variables: Names of variables of this process that the job gets; the cluster shows only
-            these.
-        nodes: Nodes that the cluster is asked for, as `cluster.asked_nodes` reads.
+        files: Files to include, by path in the job's folder.
+        variables: Names of variables of this process that are passed to the job; the cluster shows
+            only the names.
+        nodes: Nodes requested from the cluster, in the format of `cluster.asked_nodes`.
         name: Part of the job's id; None takes the command's.
     """
     ray_constants = private_part("ray._private", "ray_constants")
@@ -141,8 +141,8 @@ def submit(
                 | ({NODES: nodes} if nodes else {})
                 | {
                     "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS),
-                    # What `worker_process_setup_hook` becomes for workers; set like this it holds
-                    # for the process that starts the command, too.
+                    # The variable behind `worker_process_setup_hook`; set directly it also applies
+                    # to the process that starts the command.
                     ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR: HOOK,
                 },
             },
@@ -151,22 +151,22 @@ def submit(
 
 
 def _values(variables: Sequence[str], arguments: Sequence[str]) -> dict[str, str]:
-    """Values of variables, none of which may be part of the command."""
+    """Values of the variables, which must not occur in the command."""
     if any("=" in name for name in variables):
         raise BenchmdError("--env takes only the name of a variable: set its value here before.")
     missing = [name for name in variables if name not in os.environ]
     if missing:
         raise BenchmdError(
-            f"--env {missing[0]}: this variable is not set here. Name a variable whose value the "
-            "job is to get; the value itself is never part of the command."
+            f"--env {missing[0]}: this variable is not set here. Name a variable to pass to the "
+            "job; the value itself is never part of the command."
         )
     values = {name: os.environ[name] for name in variables}
     for name, value in values.items():
         secret = len(value) >= SHORTEST_SECRET and not PLAIN.search(name)
         if secret and any(value in argument for argument in arguments):
             raise BenchmdError(
-                f"the value of {name} is in the command, which everybody who may look at the "
-                "cluster sees: leave it out there."
+                f"the value of {name} is in the command, which is visible to everybody with access "
+                "to the cluster: remove it there."
             )
     return values
 
@@ -178,7 +178,7 @@ def _require_same_ray(client: Any) -> None:
     if version != ray.__version__:
         raise BenchmdError(
             f"the cluster has Ray {version} and this environment {ray.__version__}: install the "
-            "same version on both, as requirements.lock names it."
+            "same version on both, the one in requirements.lock."
         )
 
 
@@ -202,7 +202,7 @@ def _stage(folder: Path, files: Mapping[str, Path], variables: dict[str, str]) -
 
 
 def jobs(address: str | None = None) -> list[Any]:
-    """Ray's details of the jobs that were submitted to a cluster, the newest last."""
+    """Ray's details of the jobs of a cluster, newest last."""
     with asking(address) as client:
         submitted = [job for job in client.list_jobs() if job.submission_id]
     return sorted(submitted, key=lambda job: job.start_time or 0)
@@ -215,13 +215,13 @@ def details(job: str, address: str | None = None) -> Any:
 
 
 def output(job: str, address: str | None = None) -> str:
-    """What a job has printed so far."""
+    """Output of a job so far."""
     with asking(address, job) as client:
         return str(client.get_job_logs(job))
 
 
 def follow(job: str, say: Callable[[str], None], address: str | None = None) -> int:
-    """Hand on what a job prints, until it ends; gives its exit code, 143 where it was stopped."""
+    """Pass on a job's output until it ends; returns its exit code, 143 if it was stopped."""
 
     async def hand_on() -> None:
         async for text in client.tail_job_logs(job):
@@ -230,15 +230,15 @@ def follow(job: str, say: Callable[[str], None], address: str | None = None) -> 
     import requests
 
     with asking(address, job) as client:
-        client.get_job_info(job)  # of an unknown job the server sends an empty log
+        client.get_job_info(job)  # for an unknown job the server sends an empty log
         try:
             asyncio.run(hand_on())
             about = ended(client, job, CLOSING_SECONDS)
         except (BenchmdError, RuntimeError, requests.RequestException) as error:
             raise BenchmdError(
                 f"the connection to {job_server(address)} closed before job {job} ended. The job "
-                f"continues; see it again: `benchmd jobs logs --follow {job}`, where a tunnel led "
-                "there after opening it again."
+                f"continues; follow it with `benchmd jobs logs --follow {job}`, after reopening "
+                "the tunnel if you use one."
             ) from error
     if about.status == "STOPPED":
         return 143
@@ -246,14 +246,14 @@ def follow(job: str, say: Callable[[str], None], address: str | None = None) -> 
 
 
 def stop(job: str, address: str | None = None) -> Any:
-    """Ask a job to stop and wait until it has; Ray kills it after `STOP_SECONDS`."""
+    """Ask a job to stop and wait until it ends; Ray kills it after `STOP_SECONDS`."""
     with asking(address, job) as client:
         client.stop_job(job)
         return ended(client, job)
 
 
 def ended(client: Any, job: str, seconds: float = STOP_SECONDS + 30) -> Any:
-    """The details of a job that is about to end."""
+    """Wait for a job that is about to end, and return its details."""
     deadline = time.monotonic() + seconds
     while not (about := client.get_job_info(job)).status.is_terminal():
         if time.monotonic() > deadline:

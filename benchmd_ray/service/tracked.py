@@ -46,18 +46,18 @@ class TrackedPlan(Observer):
 
 
 class TrackedSearch:
-    """Logs the trials of a search to W&B; its errors never touch the search."""
+    """Logs the trials of a search to W&B; its errors never affect the search."""
 
     def __init__(self, store: Path, dashboard: Dashboard, say: Callable[[str], None]) -> None:
         self._tracker, self._say = Tracker(store, dashboard), say
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
-        """Log a trial once, also where a search is resumed."""
+        """Log a trial once, also if the search is resumed."""
         with contextlib.suppress(Exception):
             self._tracker.trial_ended(search, about, trial)
 
     def closed(self) -> None:
-        """Nothing more will be reported; say what became of it."""
+        """No more events will follow; report problems."""
         line = "Not everything could be sent to W&B."
         with contextlib.suppress(Exception):
             line = self._tracker.closed()
@@ -65,7 +65,7 @@ class TrackedSearch:
 
 
 def followed(item: Item, more: int = 0) -> Followed:
-    """An item as W&B shows it, with the number of evaluations that come after it."""
+    """An item for W&B, with the number of evaluations that depend on it."""
     step = item.step
     name = item.name if step.makes_run else item.after or item.name
     about = (name, item.modality, technique_label(item.technique), item.dataset)
@@ -76,5 +76,5 @@ def followed(item: Item, more: int = 0) -> Followed:
 def observers(
     store: Path, dashboard: Dashboard, plan: Plan, say: Callable[[str], None]
 ) -> list[Observer]:
-    """The observer of a plan in W&B, where one is wanted."""
+    """The W&B observer of a plan, if enabled."""
     return [] if dashboard.mode == "off" else [TrackedPlan(store, dashboard, plan, say)]

@@ -1,4 +1,4 @@
-"""What a trial holds of a machine or a cluster, and how many work at once."""
+"""Resources of a trial, and the number of trials that run at once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from benchmd_ray.service.steps import pretrain_step, transfer_step
 from benchmd_ray.tuning.limits import Place
 
 WAIT_SECONDS = 1.0
-"""How often a search looks for room while there is none."""
+"""Seconds between checks for free resources."""
 MEMORY_SHARE = 0.85
-"""Of the memory that an embedded Ray counts on, what all trials together may allocate."""
+"""Share of an embedded Ray's memory that all trials together may allocate."""
 
 
 def longest(plan: SearchPlan) -> int:
@@ -35,18 +35,18 @@ def longest(plan: SearchPlan) -> int:
 def place_of(
     plan: SearchPlan, capacity: Capacity, at_once: int | None, inner: Sequence[Catalog] = ()
 ) -> Place:
-    """What a trial holds, and how many fit at once.
+    """Resources of a trial, and how many trials fit at once.
 
     Inner catalogs that stream need a spare CPU.
 
     Raises:
-        BenchmdError: Not even one fits.
+        BenchmdError: Not even one trial fits.
     """
     execution = plan.starts[0].execution
     workers, spare = execution.workers, _spare(plan, inner)
     cpus, gpus = float(execution.cpus_per_worker * workers), 0.0
     if execution.device == "cuda":
-        # Ray fills a GPU before it takes the next: no smaller share than trials need.
+        # Ray fills one GPU before the next, so the share must not be smaller than a trial needs.
         fit = int((capacity.cpus - spare) / cpus + SLACK)
         on_each = math.ceil(min(fit, at_once or fit) / max(capacity.gpus, 1))
         packed = workers == 1 and _small(plan)
@@ -56,28 +56,28 @@ def place_of(
     if fit < 1:
         raise BenchmdError(
             f"a trial needs {count_of(cpus + spare, 'CPU')} and {count_of(gpus, 'GPU')} and "
-            f"there are {capacity.cpus:g} and {capacity.gpus:g}: lower "
-            "execution.cpus_per_worker, take --set execution.feed=resident or "
-            "--set execution.device=cpu, or a larger machine."
+            f"there are {capacity.cpus:g} and {capacity.gpus:g}: lower execution.cpus_per_worker, "
+            "use --set execution.feed=resident or --set execution.device=cpu, or use a larger "
+            "machine."
         )
     return replace(place, at_once=min(fit, at_once or fit))
 
 
 def fitting(capacity: Capacity, place: Place, spare: int) -> int:
-    """Trials that fit at once with so many spare CPUs."""
+    """Number of trials that fit at once if this many CPUs stay free."""
     places = capacity.places(place.cpus / place.workers, place.gpus / place.workers)
     return min(int((capacity.cpus - spare) / place.cpus + SLACK), places // place.workers)
 
 
 def _spare(plan: SearchPlan, inner: Sequence[Catalog]) -> int:
-    """CPUs that stay free: Ray Data, and Ray Train, starve where trials hold them all."""
+    """CPUs that must stay free: Ray Data and Ray Train starve if trials take all."""
     execution, splits = plan.starts[0].execution, ("train", "validation")
     streaming = (streams(catalog, split, execution) for catalog in inner for split in splits)
     return int(execution.workers > 1 or any(streaming))
 
 
 class Room:
-    """How many trials work at once on a cluster, which may grow and shrink meanwhile."""
+    """Number of trials that run at once on a cluster, which may grow and shrink."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Room:
         *,
         stop: Stopping,
     ) -> None:
-        """Wait until there is room for one."""
+        """Wait until one trial fits."""
         execution = plan.starts[0].execution
         workers, spare = execution.workers, _spare(plan, inner)
         self._nodes, self._at_once, self._spare = nodes, at_once, spare
@@ -102,21 +102,21 @@ class Room:
         self._need = replace(self._need, gpus=self.place.gpus)
 
     def __call__(self, wanted: int) -> int:
-        """How many may work at once now, where so many would; the cluster is asked for those.
+        """Number of trials that may run now; the cluster is asked for resources for `wanted`.
 
         Raises:
-            NoRoom: All nodes went away, and no other came.
+            NoRoom: All nodes went away, and no new one was added.
         """
         most = self._at_once or wanted
         self._nodes.look(lambda: [self._need] * min(wanted, most))
         if refusal := self._nodes.refusal(self._need):
-            raise NoRoom(f"no trial can work: {refusal} Run the same command again later.")
+            raise NoRoom(f"no trial can run: {refusal} Run the same command again later.")
         fit = fitting(self._nodes.capacity, self.place, self._spare)
         return min(fit, self._at_once or fit)
 
 
 def _small(plan: SearchPlan) -> bool:
-    """Whether the longest evaluation of a trial fills no GPU."""
+    """Whether even the longest evaluation of a trial leaves room on a GPU."""
     step = pretrain_step(plan.technique) if plan.stage.pretrains else None
     for source, settings in zip(plan.sources, plan.starts, strict=True):
         inputs = Inputs(plan.technique, settings, source)
@@ -127,12 +127,12 @@ def _small(plan: SearchPlan) -> bool:
 
 
 def memory_of(tuning: Tuning, plan: SearchPlan, place: Place, *, own: bool) -> int | None:
-    """Bytes that a trial may allocate, which an embedded Ray does not limit; None sets no limit."""
+    """Bytes that a trial may allocate, as an embedded Ray sets no limit; None for no limit."""
     if tuning.memory_gib is not None:
         if place.workers > 1:
             raise BenchmdError(
-                f"--memory-gib bounds the process of a trial, and these have {place.workers} "
-                "workers: leave it out, or --set execution.workers=1."
+                "--memory-gib limits the process of a trial, but these trials have "
+                f"{place.workers} workers: omit it, or use --set execution.workers=1."
             )
         return int(tuning.memory_gib * 2**30)
     if place.workers > 1 or not own or plan.starts[0].execution.device != "cpu":

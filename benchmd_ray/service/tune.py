@@ -1,7 +1,6 @@
-"""Execute searches: inner catalogs, what trials share, trials, and the winner as a run.
+"""Execute searches: inner catalogs, shared runs, trials, and the choice.
 
-Trials work within `confined`: neither a split that is scored nor a target can be opened before the
-search has ended.
+Trials run within `confined`: no scored split and no target can be opened before the search ends.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from benchmd_ray.training.weights import write_weights
 from benchmd_ray.tuning.stages import Arm
 
 MONITOR = "RAY_memory_monitor_refresh_ms"
-"""Variable that sets how often Ray looks for processes to end for their memory; 0 is never."""
+"""Variable for the interval of Ray's memory monitor, which kills processes; 0 disables it."""
 
 
 def run_searches(
@@ -54,15 +53,15 @@ def run_searches(
     observer: TrialObserver | None = None,
     quiet: bool = False,
 ) -> list[Searched]:
-    """Execute searches one after the other, each from where an earlier session left it.
+    """Execute searches one after the other, resuming earlier sessions.
 
-    Needs a Ray that this process is connected to, see `tuning_cluster`; with `own` it is embedded,
-    and the memory of trials is bounded here.
+    Ray must be connected, see `tuning_cluster`; with `own` it is embedded, and the memory of trials
+    is limited here.
 
     Raises:
         Stopped: A signal asked to stop; the same call resumes.
         Busy: Another process works on one of these searches.
-        BenchmdError: A source cannot be cut, or what trials share cannot be made.
+        BenchmdError: A source cannot be split, or a run that trials share failed.
     """
     store = store.resolve()
     log, backing = LoggedSearch(store), backing_of(store)
@@ -108,7 +107,7 @@ def run_searches(
             for line in searched[-1].lines:
                 say(line)
     finally:
-        with suppress(Exception):  # Ray itself may be what is lost
+        with suppress(Exception):  # Ray itself may have gone
             nodes.close()
         if observer is not None:
             observer.closed()
@@ -117,10 +116,10 @@ def run_searches(
 
 @contextmanager
 def tuning_cluster(tuning: Tuning, address: str | None, cpus: int | None) -> Iterator[bool]:
-    """The Ray that searches work on; yields whether it is embedded.
+    """Start or join the Ray cluster for searches; yields whether it is embedded.
 
-    An embedded one does not end processes for their memory: that would interrupt the whole search.
-    It offers as many CPUs as the workers of one trial need.
+    An embedded Ray does not kill processes for their memory, which would interrupt the whole
+    search. It offers as many CPUs as the workers of one trial need.
     """
     if not embedded(address):
         with connected(address):
@@ -137,14 +136,14 @@ def tuning_cluster(tuning: Tuning, address: str | None, cpus: int | None) -> Ite
 
 
 def _cpus_of_workers(tuning: Tuning) -> int:
-    """CPUs that the workers of one trial need, and one beside; 0 where trials have one worker."""
+    """CPUs of one trial's workers plus one; 0 if trials have one worker."""
     plans = planned_searches(tuning, gpu=torch.cuda.is_available())
     each = [plan.starts[0].execution for plan in plans]
     return max(one.workers * one.cpus_per_worker + 1 if one.workers > 1 else 0 for one in each)
 
 
 def _inner(path: Location | None, store: Path, plan: SearchPlan, stop: Stopping) -> Inner:
-    assert path is not None  # `planned_searches` is given catalogs
+    assert path is not None  # `planned_searches` was given catalogs
     source, folder = open_catalog(path), location_of(store) / INNER / "catalogs"
     return {
         number: inner_catalog(source, folder, number, stop.check) for number in plan.evaluations
@@ -169,10 +168,10 @@ def _upstream(
     cpus: int | None,
     quiet: bool,
 ) -> dict[str, Path]:
-    """Folder by source of the pretraining that all trials of a transfer start from.
+    """Folders of the pretrainings that all trials of a transfer start from, by source.
 
-    The chosen settings start from it, too: it is of the source's whole training split, and reads no
-    label.
+    The chosen settings start from them too: they use the source's whole training split, but no
+    labels.
     """
     if plan.stage.pretrains or plan.technique == SCRATCH:
         return {}
@@ -203,7 +202,7 @@ def _upstream(
         raise BenchmdError(f"{failure.item.name}, which all trials need: {failure.reason}")
     folders = {item.source: outcome.folders[item.name] for item in items}
     for folder in folders.values():
-        require_weights(read_run(folder))  # of an earlier session: they may have been pruned
+        require_weights(read_run(folder))  # from an earlier session, perhaps pruned
     return folders
 
 

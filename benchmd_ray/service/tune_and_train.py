@@ -1,4 +1,4 @@
-"""A search, and then the runs of its start and of what it chose."""
+"""A search, followed by runs of its start and its choice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def search_and_train(
     tflops: float | None = None,
     search_only: bool = False,
 ) -> bool:
-    """Search, and train what was found unless asked not to; gives whether all of it was done.
+    """Search, and train the choice unless asked not to; returns whether everything was done.
 
     Raises:
         Busy: Another process works on one of these searches.
@@ -71,7 +71,7 @@ def retraining_plan(
     device: str,
     tflops: float | None = None,
 ) -> Plan | None:
-    """The runs of start and choice of searches that have ended; None where nothing is chosen."""
+    """The runs of start and choice for finished searches; None if nothing was chosen."""
     items: dict[str, Item] = {}
     notes: list[str] = []
     basis = ""
@@ -89,7 +89,7 @@ def retraining_plan(
         choice = replace(
             start_choice,
             overrides=(),
-            bench=USUAL,  # whose usual start is what the changes are from
+            bench=USUAL,  # whose default start is the base of the changes
             start="",
             evaluated=start_choice.bench,
             changes=search.changes,
@@ -102,7 +102,7 @@ def retraining_plan(
 
 
 def _tuned(best: Sequence[Item], start: Sequence[Item], search: Searched) -> list[Item]:
-    """Items of the best settings, under other names, without those that the start has."""
+    """Renamed items of the best settings, without those shared with the start."""
     by_name = {item.name: item for item in start}
     named: dict[str, str] = {}
     items = []

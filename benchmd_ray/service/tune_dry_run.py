@@ -1,4 +1,4 @@
-"""What a dry run prints of searches: what is varied, where it starts, and for how long."""
+"""Output of a dry run of searches: what is varied, the start, and the duration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from benchmd_ray.tuning.records import limits_of, read_search
 def estimate_searches(
     tunings: Sequence[Tuning], store: Path, resources: Resources, *, tflops: float | None = None
 ) -> list[DryRun]:
-    """What each search and the runs after it would take; the store need not exist."""
+    """Estimate each search and the runs after it; the store need not exist."""
     machine = (resources.cpus, resources.gpus)
     capacity = Capacity(*machine, all_cpus=resources.cpus, each=(machine,))
     backing_of(store).refresh_store()
@@ -50,7 +50,7 @@ class _Search:
     tuning: Tuning
     plan: SearchPlan
     runs: Plan
-    """Of the start, which tell how long a trial takes."""
+    """Items of the start, whose times give the duration of a trial."""
     place: Place
     resources: Resources
 
@@ -76,14 +76,16 @@ def _estimate(search: _Search, store: Path) -> DryRun:
             "Shared by all trials and the runs after them: one pretraining, about "
             f"{duration(shared)}."
         )
-    takes.append(f"An evaluation like the start's takes about {duration(evaluation)}{trials}.")
+    takes.append(
+        f"An evaluation with the start's settings takes about {duration(evaluation)}{trials}."
+    )
     takes.append(
         f"Afterwards, start and choice on the whole training split: {2 * len(_runs_after(search))} "
         f"entries or fewer, about {duration(after)}."
     )
     disk = _inner_bytes(plan) * len(plan.evaluations)
     if search.has_catalogs:
-        copies = f"{len(plan.evaluations)} inner catalogs, each a copy of what the search sees."
+        copies = f"{len(plan.evaluations)} inner catalogs, each a copy of the search's records."
         takes.append(f"Disk: about {size(disk)} for {copies}")
     folder = store / SEARCHES / plan.name
     if (folder / TRIALS).is_file():
@@ -105,7 +107,7 @@ def _estimate(search: _Search, store: Path) -> DryRun:
 
 
 def _work(search: _Search) -> list[str]:
-    """What is searched, how trials are scored, and what is varied."""
+    """Lines on what is searched, how trials are scored, and what is varied."""
     plan, tuning = search.plan, search.tuning
     sources = ", ".join(f"{s.name} ({s.modality})" for s in plan.sources)
     title = plan.name if search.has_catalogs else "A search"
@@ -162,7 +164,7 @@ def _budget(budget: Budget) -> str:
     if budget.trials:
         parts.append(count_of(budget.trials, "trial"))
     if budget.hours:
-        parts.append(f"{budget.hours:g} h by the clock")
+        parts.append(f"{budget.hours:g} h wall-clock time")
     if budget.device_hours:
         parts.append(count_of(budget.device_hours, "device hour"))
     return "At most " + " or ".join(parts)
@@ -178,7 +180,7 @@ def _stopping(plan: SearchPlan) -> str:
     steps: Sequence[int] = steps_within(longest(plan))
     if len(plan.sources) > 1:
         unit, steps = "modalities", range(1, len(plan.sources))
-    if plan.starts[0].execution.workers > 1:  # nothing is reported within an evaluation
+    if plan.starts[0].execution.workers > 1:  # no intermediate scores within an evaluation
         steps = ()
     if method.stopping == "none" or not steps:
         return f"{evaluations}, no early stopping"
@@ -205,7 +207,7 @@ def _space(plan: SearchPlan) -> pd.DataFrame:
 
 
 def _evaluation_seconds(search: _Search) -> tuple[float, float]:
-    """Seconds of one evaluation like the start's, and of what all trials share."""
+    """Seconds of one evaluation with the start's settings, and of the shared runs."""
     plan = search.plan
     items = [
         i for i in search.items if i.seed == search.tuning.choice.seeds[0] and i.step.makes_run
@@ -223,7 +225,7 @@ def _evaluation_seconds(search: _Search) -> tuple[float, float]:
 
 
 def _search_seconds(search: _Search, evaluation: float, shared: float) -> tuple[float, float, str]:
-    """Wall-clock seconds, seconds that trials occupy devices, and the number of trials in words."""
+    """Wall-clock seconds, device seconds of trials, and the number of trials in words."""
     method, budget, place = search.plan.method, search.tuning.budget, search.place
     searching, worked, words = shared, shared, ""
     if budget.trials:
@@ -252,10 +254,10 @@ def _search_seconds(search: _Search, evaluation: float, shared: float) -> tuple[
 
 
 def _runs_after(search: _Search) -> list[Item]:
-    """Runs of the start after a search; those of the choice take as long again."""
+    """Runs of the start after a search; those of the choice take the same time."""
     if search.plan.stage.pretrains:
         return search.items
-    # What trials start from, start and choice start from, too.
+    # The pretraining of the trials is used by start and choice too.
     return [item for item in search.items if item.step.scores or not item.step.makes_run]
 
 

@@ -1,4 +1,4 @@
-"""A store at a glance, for a terminal: what is worked on and how far, what failed, searches."""
+"""Terminal view of a store: runs in progress, failures, searches."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
 """Characters of a sparkline."""
 FAILURES = 8
-"""Failed runs that are named, at most."""
+"""Most failed runs that are listed."""
 OTHERS = ("done", "per_second", "loss")
-"""Values of a line of metrics that are shown in another way than the rest."""
+"""Values of a line of metrics with a special display."""
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
-    """Values as bars from the least to the largest, at most `width`; gaps where none is finite."""
+    """Values as bars from smallest to largest, at most `width`; gaps for non-finite values."""
     parts = np.array_split(np.array(values, float), min(width, len(values))) if values else []
     means = [
         part[np.isfinite(part)].mean() if np.isfinite(part).any() else math.nan for part in parts
@@ -46,7 +46,7 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
 
 
 def watched(stores: Sequence[Path]) -> list[str]:
-    """What happens in stores of runs and searches, in lines.
+    """Lines on the activity in stores of runs and searches.
 
     Raises:
         BenchmdError: A folder has neither a run nor a search.
@@ -55,7 +55,7 @@ def watched(stores: Sequence[Path]) -> list[str]:
     damaged = 0
     for store in stores:
         try:
-            stored = read_stores([store])  # and what an address has of searches comes here with it
+            stored = read_stores([store])  # this also mirrors the searches of an address
         except BenchmdError as error:
             if isinstance(error, Transient) or not read_searches([store]).found:
                 raise
@@ -89,7 +89,7 @@ def _name(run: Run) -> str:
 
 
 def _far(run: Run) -> str:
-    """How far a run is, what its loss does, and when it ends."""
+    """Progress of a run, its loss curve, and its time left."""
     pretrains = run.description["kind"] == "pretrain"
     total = run.settings.pretrain.steps if pretrains else run.settings.transfer.epochs
     unit = "steps" if pretrains else "epochs"
@@ -144,7 +144,7 @@ def _of_search(record: SearchRecord) -> str:
 
 
 def state_of(paths: Sequence[Path]) -> str:
-    """Changes with what a report on these runs and stores would say."""
+    """A state that changes whenever a report on these runs and stores would change."""
     state: list[tuple[object, ...]] = []
     stored = read_stores([*paths])
     for run in stored.found:

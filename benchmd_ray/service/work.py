@@ -1,4 +1,4 @@
-"""One item of a plan, as a Ray task executes it."""
+"""Execution of one item of a plan in a Ray task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmd_ray.service.plan import Item
 from benchmd_ray.service.steps import Request
 
 FAILURE = "failure.txt"
-"""In a run's folder: where in the program its last try failed."""
+"""File in a run's folder with the traceback of the last failed try."""
 
 
 @dataclass(frozen=True)
@@ -35,27 +35,29 @@ class ItemReport:
     error: str = ""
     """Why it failed; empty when it did not."""
     busy: bool = False
-    """Another process works on it: nothing is wrong, look again."""
+    """Another process works on it: not an error, check again later."""
     again: bool = False
-    """Whether another try may mend the error."""
+    """Whether another try may succeed."""
     memory: bool = False
-    """Whether the GPU had no memory left: others may work on it too."""
+    """Whether the GPU ran out of memory, which others may use too."""
     lost: bool = False
-    """Whether its node, its room or its storage went away: that is not a try of its own."""
+    """Whether its node, resources or storage went away, which does not count as a try."""
     preempted: bool = False
-    """Whether its process was told to end, and wrote a checkpoint where it trained: no try, too."""
+    """Whether its process was asked to end, after a checkpoint if it trained; this does not count
+    as a try.
+    """
 
 
 def execute_item(
     item: Item, store: str, upstream: str | None, name: str | None, weights: Path | None
 ) -> ItemReport:
-    """Execute an item in this process; whatever goes wrong is reported, not raised.
+    """Execute an item in this process; errors are reported, not raised.
 
     Args:
-        item: What to do; its settings name device and precision.
-        store: The store of all runs, as commands name it: on S3, each machine has its own mirror.
-        upstream: Name of the folder of the run that it comes after.
-        name: That of its own run, if it is known; the folder takes `FAILURE`.
+        item: The item; its settings have device and precision resolved.
+        store: The store of all runs, as in commands: for S3, each machine has its own mirror.
+        upstream: Folder name of the run that it depends on.
+        name: Folder name of its own run, if known; `FAILURE` is written there.
         weights: File of ImageNet weights; None downloads them.
     """
     folder = store_folder(store)
@@ -68,7 +70,7 @@ def execute_item(
         return ItemReport(error=str(error), busy=True)
     except BucketError as error:
         return ItemReport(error=str(error), lost=error.away, again=not error.away)
-    except NoRoom as error:  # the plan saw room for it before: a node went away since
+    except NoRoom as error:  # the plan had room for it: a node has gone since
         return ItemReport(error=str(error), lost=True)
     except Transient as error:
         return ItemReport(error=str(error), again=True)
@@ -77,7 +79,7 @@ def execute_item(
     except Stopped as stop:
         if stop.args[0] != signal.SIGTERM:  # the plan itself is stopped
             raise
-        return ItemReport(error="its process was told to end (SIGTERM)", preempted=True)
+        return ItemReport(error="its process was asked to end (SIGTERM)", preempted=True)
     except Exception as error:
         if name is not None and (folder / name).is_dir():
             (folder / name / FAILURE).write_text(traceback.format_exc(), "utf-8")
@@ -101,7 +103,7 @@ def _run(item: Item, store: Path, upstream: str | None, weights: Path | None) ->
 
 
 def elsewhere(leaving: Collection[str]) -> Any:
-    """Where a task goes: to other nodes than these, if there is room."""
+    """Scheduling strategy of a task: avoid these nodes, if possible."""
     from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
     if not leaving:
@@ -111,20 +113,20 @@ def elsewhere(leaving: Collection[str]) -> Any:
 
 @cache
 def task_of(cpus: float, gpus: float, calls: int) -> Any:
-    """The one task for all items with the same needs; a process serves so many calls."""
+    """The Ray task for all items with the same needs; a process serves this many calls."""
     import ray
 
     return ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=calls)(_on_node)
 
 
 def _on_node(work: Callable[..., ItemReport], *arguments: Any) -> tuple[str, ItemReport]:
-    """Do an item's work, as a Ray task, and say on which node."""
+    """Execute an item as a Ray task, and return its node too."""
     import ray
 
     return ray.get_runtime_context().get_node_id(), work(*arguments)
 
 
 def node_in(error: BaseException) -> str:
-    """The node that Ray names in an error; empty where it names none."""
+    """The node that Ray names in an error; empty if none."""
     match = re.search(r"(?i)node id: ([0-9a-f]{56})", str(error))
     return match[1] if match else ""

@@ -1,1 +1,1 @@
-"""Settings of a run: their types and ranges, their meaning, and which are in use."""
+"""Settings of a run: types, ranges, meaning, and which are in use."""

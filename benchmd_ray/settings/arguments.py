@@ -1,4 +1,4 @@
-"""Settings as arguments of Python functions: mappings by group, with numbers of NumPy or Python."""
+"""Settings as arguments of Python functions: mappings by group, also with NumPy numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, sort_of
 
 
 def plain(settings: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def plain(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     if not isinstance(settings or {}, Mapping):
         raise BenchmdError(
-            f"the settings are {type(settings).__name__}, expected a mapping by group, such as "
+            f"the settings are {sort_of(settings)}, expected a mapping by group, such as "
             '{"transfer": {"epochs": 5}}.'
         )
     converted: dict[str, Any] = _without_numpy(settings or {})
@@ -25,7 +25,7 @@ def plain(settings: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def assignments(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The same as commands take them: ``transfer.epochs=5``.
+    """Settings as assignments of commands: ``transfer.epochs=5``.
 
     Raises:
         BenchmdError: They are not a mapping.

@@ -1,4 +1,4 @@
-"""Settings of a run. The defaults are the fixed protocol: nothing else may call itself fixed.
+"""Settings of a run. The defaults are the fixed protocol.
 
 Source: BenchMD v2, section 4 and appendix B, with the decisions of ``docs/differences.md``.
 """
@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from benchmd_ray.errors import BenchmdError, shown, unknown_name
+from benchmd_ray.errors import BenchmdError, shown, sort_of, unknown_name
 from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.schema.plain_yaml import read_yaml, read_yaml_file
 from benchmd_ray.schema.ranges import (
@@ -57,7 +57,7 @@ def _require_ranges(group: Any, name: str) -> None:
 class EncoderSettings:
     """The encoder: size of the transformer, or another network with its own options."""
 
-    # the largest sizes are far above every published transformer's: more is a slip, or damage
+    # bounds far above any published transformer, to catch slips and damage
     width: Annotated[int, Within(1, 2**16)] = 256
     """Width of a token's embedding."""
     depth: Annotated[int, Within(1, 1024)] = 12
@@ -83,24 +83,28 @@ class EncoderSettings:
     patch_size: WholeFrom0 = 0
     """Extent of a patch in samples, or in pixels along y and x; 0: the modality's own."""
     network: str = "transformer"
-    """The benchmark's transformer; resnet18 or resnet50 for images, the same with -2.5d, -3d or
-    -acs for volumes and with -1d for signals over time, xresnet1d101 for these;
+    """The benchmark's transformer; resnet18 or resnet50 for images, with the suffix -2.5d, -3d or
+    -acs for volumes and -1d for signals over time; xresnet1d101 for signals over time;
     monai-densenet121, monai-efficientnet-b0 or monai-seresnet50 for all of them, and monai-unet,
     monai-segresnet, monai-unetr or monai-swinunetr for masks, which need the extra monai;
-    transformers for what a folder of that library describes (`--from hf:FOLDER`); or a
-    network of your own: the name of an entry point or package.module:name
-    (docs/own_method.md)."""
+    transformers for a folder of that library (`--from hf:FOLDER`); random-kernels for all of them,
+    by the technique of that name; or your own network: the name of an entry point or
+    package.module:name (docs/own_method.md).
+    """
     options: dict[str, PlainValue] = field(default_factory=dict)
-    """Further settings that another network reads, by name; a ResNet reads width, stem, resize and
-    dropout (`models.resnet.ResNetOptions`), xresnet1d101 width, growth and dropout
-    (`models.xresnet.XResNetOptions`), a network of MONAI resize and dropout, one that segments
-    width, depth, patch, hidden and dropout (`models.segmentation_networks.SegmentationOptions`),
-    one of transformers config, and nothing else of this group."""
+    """Options of networks other than the transformer, by name; a ResNet reads width, stem, resize
+    and dropout (`models.resnet.ResNetOptions`), xresnet1d101 width, growth and dropout
+    (`models.xresnet.XResNetOptions`), a MONAI network resize and dropout, a segmentation network
+    width, depth, patch, hidden and dropout (`models.segmentation_networks.SegmentationOptions`), a
+    network of transformers config, random-kernels kernels and biases
+    (`models.random_kernels.RandomKernelsOptions`). These networks read no other settings of this
+    group.
+    """
 
     def __post_init__(self) -> None:
         _require_ranges(self, "encoder")
         read = self.network != "transformer" or not self.options
-        _require(read, "encoder.options", self.options, "none: the transformer reads none")
+        _require(read, "encoder.options", self.options, "none: the transformer has no options")
 
 
 ENCODERS: dict[str, EncoderSettings] = {
@@ -137,14 +141,15 @@ class OptimiserSettings:
     weight_decay: From0 = 1e-4
     """Decoupled weight decay."""
     schedule: Literal["constant", "cosine", "steps"] = "constant"
-    """Learning rate after the warm-up: held, falling to zero after the last step by a cosine, or
-    multiplied with `drop_factor` at each of `drops`."""
+    """Learning rate after the warm-up: constant, cosine decay to zero after the last step, or
+    multiplied by `drop_factor` at each of `drops`.
+    """
     warmup_steps: WholeFrom0 = 0
     """Steps of linear warm-up from zero."""
     drops: list[float] = field(default_factory=lambda: [0.5, 0.75])
-    """Shares of all steps, ascending, after which the schedule steps drops."""
+    """Fractions of all steps, ascending, at which the schedule "steps" reduces the rate."""
     drop_factor: ShareAbove0 = 0.1
-    """What each drop multiplies the learning rate with."""
+    """Factor on the learning rate at each drop."""
 
     def __post_init__(self) -> None:
         _require_ranges(self, "optimiser")
@@ -157,7 +162,9 @@ class OptimiserSettings:
             return self.lr * (step + 1) / self.warmup_steps
         if self.schedule == "constant":
             return self.lr
-        if self.schedule == "steps":  # a share of whole epochs ends with their last step exactly
+        if (
+            self.schedule == "steps"
+        ):  # rounded so that a share of whole epochs ends exactly with their last step
             return self.lr * self.drop_factor ** sum(step / total >= share for share in self.drops)
         done = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
         return self.lr * 0.5 * (1 + math.cos(math.pi * done))
@@ -165,12 +172,12 @@ class OptimiserSettings:
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """Pretraining on the source's training split, labels unused."""
+    """Pretraining on the source's training split, without labels."""
 
     steps: Count = 100_000
     """Optimiser steps."""
     batch_size: Annotated[int, Within(2)] = 64
-    """Examples of a step, all workers together (32 for ldct, see `default_settings`)."""
+    """Examples per step over all workers (32 for ldct, see `default_settings`)."""
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     """Optimiser and schedule."""
     mixing_alpha: Positive = 1.0
@@ -182,7 +189,7 @@ class PretrainSettings:
     mask_rate: ShareBetween = 0.75
     """MAE: share of the tokens that are masked."""
     options: dict[str, PlainValue] = field(default_factory=dict)
-    """Further settings that a method of your own reads, by name."""
+    """Options of your own method, by name."""
 
     def __post_init__(self) -> None:
         _require_ranges(self, "pretrain")
@@ -190,42 +197,49 @@ class PretrainSettings:
 
 @dataclass(frozen=True)
 class AugmentationSettings:
-    """How fine-tuning changes a signal each time it sees it (`training.augmentation`).
+    """Augmentation of signals in fine-tuning (`training.augmentation`).
 
-    Each is a strength from 0, which is off, to 1; for each example a change between none and that
-    strength is drawn. The standard deviation (sd) is that of the example itself, over all
-    its channels, so that a strength means the same however signals are normalised. Searches may
-    vary each of them.
+    Each is a strength from 0 (off) to 1; the change of an example is drawn between none and that
+    strength. The standard deviation (sd) is that of the example over all its channels, so that a
+    strength does not depend on the normalisation. Searches may vary each of them.
     """
 
     flip: Share = 0.0
-    """Images and volumes: twice the chance of each axis to be mirrored; at 1 a half."""
+    """Images and volumes: twice the probability of mirroring each axis; 1 gives 50 %."""
     shift: Share = 0.0
-    """Largest shift along each axis, in shares of its extent; at the border values are repeated."""
+    """Largest shift along each axis, as a fraction of its extent; border values are repeated."""
     affine: Share = 0.0
     """Images and volumes: rotation by up to 30° and scaling by up to 1.5 or 1/1.5, times this."""
     blur: Share = 0.0
     """Images and volumes: Gaussian blur with an sd of up to two pixels, times this."""
     intensity: Share = 0.0
-    """Contrast, or gain over time, times up to 1 ± 0.5, and an offset of up to ± 0.5 sd, both times
-    this; all channels alike."""
+    """Contrast (of signals over time: gain) changed by up to ± 50 %, and an offset of up to ± 0.5
+    sd, both times this; the same for all channels.
+    """
     noise: Share = 0.0
-    """White Gaussian noise with an sd of up to this times the example's."""
+    """White Gaussian noise with an sd of up to this fraction of the example's."""
     masking: Share = 0.0
-    """Largest share of the time, area or volume that one block of the channels' means replaces."""
+    """Largest fraction of the time, area or volume in which a block is replaced by the channel
+    means.
+    """
     lead_dropout: Share = 0.0
-    """Signals over time: chance of each lead to be flat; one at least stays."""
+    """Signals over time: probability that a lead is set to its mean; at least one lead stays."""
     wander: Share = 0.0
-    """Signals over time: a slow sine is added to each lead, with 0.5 to 5 cycles over the signal
-    and an amplitude of up to this times the sd."""
+    """Signals over time: a slow sine is added to each lead, with 0.5 to 5 cycles per signal and an
+    amplitude of up to this times the sd.
+    """
     mixup: Share = 0.0
-    """Classes: an example is the mean of itself and another one, with the shares λ and 1 − λ,
-    λ ~ Beta(α, α) with this α; so are their targets."""
+    """Classification: an example and its target are mixed with another one's with weights λ and 1 −
+    λ, λ ~ Beta(α, α) with this α.
+    """
     cutmix: Share = 0.0
-    """Classes: a block of an example, of the share 1 − λ, is another one's; λ likewise."""
+    """Classification: a block with the fraction 1 − λ of an example is replaced by another one's; λ
+    as in mixup.
+    """
     shape: bool = False
-    """For volumes of which only the form matters: times a random number in [0, 1], and times 0.5
-    wherever the model is evaluated."""
+    """For volumes of which only the shape matters: values are multiplied by a random number in [0,
+    1], and by 0.5 in evaluation.
+    """
 
     def __post_init__(self) -> None:
         _require_ranges(self, "transfer.augmentation")
@@ -236,41 +250,52 @@ class TransferSettings:
     """Transfer to the source's labels: linear evaluation, fine-tuning or nearest neighbours."""
 
     mode: Literal["linear", "finetune", "knn"] = "linear"
-    """linear trains only the head on a frozen encoder, finetune head and encoder; knn trains
-    nothing: the nearest training records by their features vote (`models.neighbours`)."""
+    """linear trains only the head on a frozen encoder; finetune trains head and encoder; knn trains
+    nothing and lets the nearest training records vote by their features (`models.neighbours`).
+    """
     labels: Literal["small", "medium", "large", "full"] = "full"
     """Label setting: 8, 64 or 256 labels per class, or all."""
+    solver: Literal["adamw", "logistic"] = "adamw"
+    """Linear evaluation: adamw trains the head by steps and keeps the epoch that is best on the
+    validation split; logistic is logistic regression to its end, whose penalty is chosen by folds
+    of the training labels (`training.logistic`), and reads neither epochs nor optimiser."""
     epochs: Count = 100
     """Passes over the chosen training records."""
     batch_size: Count = 64
-    """Examples of a step, all workers together; shrinks to the number of labels (32 for ldct)."""
+    """Examples per step over all workers; at most the number of labels (32 for ldct)."""
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     """Optimiser and schedule."""
     label_smoothing: ShareBelow1 = 0.0
-    """Share of each label that is spread over all classes (over both answers of a multi-label)."""
+    """Share of each label that is spread over all classes (in multi-label tasks over both
+    values).
+    """
     dropout: ShareBelow1OrNull = None
     """Fine-tuning: the encoder's dropout; null: that of encoder.dropout."""
     embedding_dropout: ShareBelow1OrNull = None
     """Fine-tuning: dropout of the embedded tokens; null: that of encoder.embedding_dropout."""
     layer_decay: ShareAbove0 = 1.0
-    """Fine-tuning: factor of the learning rate from each layer to the one below it."""
+    """Fine-tuning: factor on the learning rate from each layer to the one below it."""
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
-    """Fine-tuning: how a training signal is changed each time it is seen."""
+    """Fine-tuning: augmentation of training signals."""
     class_balance: Share = 0.0
-    """Fine-tuning: training records are drawn with chances n^-balance, n being how many are of
-    their rarest class (`training.selection.class_odds`); 0: each once an epoch, 1: classes alike.
-    Needs a split that is held in memory."""
+    """Fine-tuning: training records are sampled with probabilities proportional to n^-balance,
+    where n is the size of their rarest class (`training.selection.class_odds`); 0: each once per
+    epoch, 1: classes equally often. Needs a split in memory.
+    """
     stochastic_depth: ShareBelow1 = 0.0
-    """Fine-tuning: chance of an example to skip the branch of the last block, or each of its two
-    branches in the transformer; in the blocks below it falls linearly."""
+    """Fine-tuning: probability that an example skips the branch of the last block (in the
+    transformer each of its two branches); it decreases linearly in the blocks below.
+    """
     freeze: ShareBelow1 = 0.0
-    """Fine-tuning of a pretrained encoder: share of its blocks, from the signal up and with what is
-    below them, that stay as they are; rounded down to whole blocks."""
+    """Fine-tuning of a pretrained encoder: share of its blocks, counted from the input and
+    including the layers below them, that are frozen; rounded down to whole blocks.
+    """
     averaging: ShareBelow1 = 0.0
-    """Fine-tuning: decay, for each step, of an exponential moving average of the weights, which is
-    what is evaluated, kept and exported; 0: the weights themselves."""
+    """Fine-tuning: decay per step of an exponential moving average of the weights, which is
+    evaluated, kept and exported; 0: no averaging.
+    """
     neighbours: Count = 20
-    """Nearest neighbours: how many training records vote, or all where there are fewer."""
+    """Nearest neighbours: number of training records that vote, at most all."""
     shuffle_labels: bool = False
     """Permute the training labels among the records: a sanity check that must score 0.5."""
 
@@ -290,7 +315,7 @@ class TransferSettings:
 
     @property
     def freezes(self) -> bool:
-        """Whether the encoder stays as it is: each record is encoded once."""
+        """Whether the encoder is frozen, so that each record is encoded once."""
         return self.mode != "finetune"
 
 
@@ -298,18 +323,19 @@ class TransferSettings:
 class ExecutionSettings:
     """How and where a run is executed.
 
-    Nothing here changes what is computed, but rounding, which values dropout draws, the order of a
-    streaming feed and `precision`.
+    These settings do not change results, except for rounding, dropout masks, the order of a
+    streaming feed, and `precision`.
     """
 
     engine: Literal["auto", "torch", "deepspeed"] = "auto"
     """auto: DeepSpeed for several workers or ZeRO, plain torch for one process."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where there is one."""
+    """auto: a GPU if there is one."""
     step: Literal["auto", "eager", "compiled", "captured"] = "auto"
-    """How training steps are executed. captured: as a CUDA graph, compiled too where that works and
-    takes less time than it saves; auto: captured on a GPU, but eager with ZeRO and for techniques
-    that compare examples of several workers."""
+    """How training steps are executed. captured: as a CUDA graph, also compiled if that works and
+    saves time overall; auto: captured on a GPU, but eager with ZeRO and for techniques that compare
+    examples of several workers.
+    """
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """auto: bf16 mixed precision on a GPU, float32 on a CPU."""
     zero_stage: Annotated[int, Within(0, 3)] = 0
@@ -317,18 +343,20 @@ class ExecutionSettings:
     workers: Count = 1
     """Data-parallel workers; several run as a Ray Train job."""
     accumulation: Count = 1
-    """Parts that each worker cuts its share of a batch into, one after the other, to need less
-    memory; their gradients add up to those of the whole."""
+    """Number of parts of each worker's share of a batch, processed one after the other to need less
+    memory; their gradients add up to those of the whole share.
+    """
     cpus_per_worker: Count = 1
     """CPUs that Ray reserves for each worker."""
     gpu_share: ShareAbove0 = 0.25
-    """Share of a GPU for a run or a trial that computes little: what a GPU does in a few minutes,
-    or a linear evaluation. A run has the same share of its memory, and gets a whole GPU where that
-    is too little."""
+    """Share of a GPU for a run or a trial with little computing: a few minutes of a GPU, or a
+    linear evaluation. It gets the same share of GPU memory, and a whole GPU if that is not
+    enough.
+    """
     feed: Literal["auto", "resident", "streaming"] = "auto"
-    """auto: resident while the split fits `resident_gib`, else streaming."""
+    """auto: resident if the split fits `resident_gib`, otherwise streaming."""
     resident_gib: From0 = 64.0
-    """Largest split that is held whole, in GiB."""
+    """Largest split that is kept in memory, in GiB."""
     shuffle_mib: Count = 256
     """Streaming: size of the local shuffle buffer of each worker, in MiB of stored signals."""
     log_every: Count = 20
@@ -338,19 +366,24 @@ class ExecutionSettings:
     checkpoint_seconds: From0 = 60.0
     """Transfer: least time between two checkpoints."""
     max_failures: WholeFrom0 = 2
-    """How often lost workers are started again without a new checkpoint in between."""
+    """How often lost workers are restarted without a new checkpoint in between."""
     least_workers: int = 0
-    """Fewest workers to resume with where the cluster has lost room for all; 0: all are needed."""
+    """Fewest workers to resume with if the cluster no longer has room for all; 0: all are
+    needed.
+    """
     wait_seconds: From0 = 60.0
-    """How long to wait for room for all workers before going on with fewer, or giving up."""
+    """Seconds to wait for room for all workers before continuing with fewer or giving up."""
     stall_seconds: Annotated[float, Within(1)] = 600.0
-    """How long workers wait for one that stands still before they are started again."""
+    """Seconds for which workers wait for a stalled one before they are restarted."""
     retries: WholeFrom0 = 1
-    """`benchmd run`: how often a run is tried again that failed of a lost process, an outage or
-    another accident, not of what was asked for."""
+    """`benchmd run`: how often a run is retried after a lost process, an outage or another
+    transient failure, but not after an error of the request.
+    """
     keep: Literal["checkpoints", "models", "predictions"] = "models"
-    """What stays of a finished run: also its last two training checkpoints, its weights, or only
-    predictions, metrics and settings (`benchmd run`: once nothing planned needs the weights)."""
+    """What is kept of a finished run besides predictions, metrics and settings: checkpoints keeps
+    the last two checkpoints and the weights, models the weights, predictions neither (`benchmd
+    run`: once nothing planned needs the weights).
+    """
 
     def __post_init__(self) -> None:
         _require_ranges(self, "execution")
@@ -385,17 +418,18 @@ class Settings:
     execution: ExecutionSettings = field(default_factory=ExecutionSettings)
     """Engine, device, workers."""
     seed: Annotated[int, Within(0, 2**63 - 1)] = 0
-    """Seed of everything drawn: weights, order, masks, label settings."""
+    """Seed of everything random: weights, order, masks, label settings."""
     tuned: str = ""
-    """Name of the search that found these settings; it changes nothing but the name of the
-    protocol in tables."""
+    """Name of the search that found these settings; it only changes the name of the protocol in
+    tables.
+    """
 
     def __post_init__(self) -> None:
         _require_ranges(self, "")
 
     @property
     def transfer_encoder(self) -> EncoderSettings:
-        """The encoder with the transfer's dropout where it sets one."""
+        """The encoder, with the transfer's dropout if set."""
         rates = {name: getattr(self.transfer, name) for name in ("dropout", "embedding_dropout")}
         changes = {name: rate for name, rate in rates.items() if rate is not None}
         return dataclasses.replace(self.encoder, **changes)
@@ -418,11 +452,11 @@ def as_dict(settings: Any) -> dict[str, Any]:
 
 
 def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
-    """``settings`` with nested ``changes`` applied.
+    """Apply nested ``changes`` to ``settings``.
 
     Raises:
         BenchmdError: A key does not exist (the message lists the valid ones and the nearest), or
-            a value has another type or is outside its range.
+            a value has the wrong type or is outside its range.
     """
     kinds = types_of(type(settings))
     new: dict[str, Any] = {}
@@ -460,7 +494,7 @@ def setting_names(group: type = Settings, above: str = "") -> Iterator[str]:
 
 
 def _meant(key: str, where: str) -> str | None:
-    """The full name of a setting that was named without its group, if it can only be one."""
+    """The full name of a setting given without its group, if unique."""
     names = [name for name in setting_names() if name.startswith(where)]
     matches = [name for name in names if name.rpartition(".")[2] == key]
     return matches[0] if len(matches) == 1 else None
@@ -469,7 +503,7 @@ def _meant(key: str, where: str) -> str | None:
 def load_settings(
     path: Path | None = None, assignments: Iterable[str] = (), base: Settings | None = None
 ) -> Settings:
-    """Settings from the defaults, then a YAML file, then ``a.b=c`` assignments.
+    """Load settings: the defaults, then a YAML file, then ``a.b=c`` assignments.
 
     Raises:
         BenchmdError: The file cannot be read or a key or value is not valid.
@@ -480,16 +514,16 @@ def load_settings(
 def read_changes(
     path: Path | None = None, assignments: Iterable[str] = ()
 ) -> tuple[Mapping[str, Any], ...]:
-    """Changes of settings in a YAML file and in ``a.b=c`` assignments, for `updated` in this order.
+    """Read changes from a YAML file and from ``a.b=c`` assignments, for `updated` in this order.
 
     Raises:
-        BenchmdError: The file cannot be read, or it or an assignment has another form.
+        BenchmdError: The file cannot be read, or the file or an assignment is malformed.
     """
     changes: list[Mapping[str, Any]] = []
     if path is not None:
         content = read_yaml_file(path, f"the settings file {path}")
         if not isinstance(content or {}, Mapping):
-            raise BenchmdError(f"{path} holds {type(content).__name__}, expected keys and values.")
+            raise BenchmdError(f"{path} is {sort_of(content)}, expected keys and values.")
         changes.append(content or {})
     for assignment in assignments:
         name, equals, text = assignment.partition("=")

@@ -1,4 +1,4 @@
-"""Settings with their meaning, range and source, for people."""
+"""Explanations of settings for people: meaning, range and source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAPER = "BenchMD v2, section 4 and appendix B"
 SOURCES = {
     "encoder": PAPER,
     "encoder.patch_size": OWN,
-    "encoder.network": f"{PAPER}; other networks: of this project",
+    "encoder.network": f"{PAPER}; other networks: this project",
     "encoder.options": OWN,
     "pretrain": PAPER,
     "pretrain.options": OWN,
@@ -41,13 +41,13 @@ SOURCES = {
     "seed": OWN,
     "tuned": OWN,
 }
-"""Where the value of the fixed protocol is from, by the beginning of a name; the longest counts."""
+"""Source of the fixed protocol's values, by prefix of a name; the longest prefix counts."""
 SPECIAL = {"drops": DROPS, "execution.least_workers": WORKERS}
 
 
 @cache
 def _meanings() -> dict[str, dict[str, str]]:
-    """Docstring below each field, by class and field."""
+    """Docstrings of fields, by class and field."""
     meanings: dict[str, dict[str, str]] = {}
     for group in ast.parse(inspect.getsource(definition)).body:
         if not isinstance(group, ast.ClassDef):
@@ -64,7 +64,7 @@ def _meanings() -> dict[str, dict[str, str]]:
 
 
 def meaning(name: str) -> str:
-    """What a setting is, with its unit.
+    """Meaning of a setting, with its unit.
 
     Args:
         name: Its full name, such as ``pretrain.optimiser.lr``.
@@ -74,7 +74,7 @@ def meaning(name: str) -> str:
 
 
 def expected(name: str) -> str:
-    """Which values a setting takes.
+    """Values that a setting can have.
 
     Args:
         name: Its full name.
@@ -88,7 +88,7 @@ def expected(name: str) -> str:
 
 
 def range_of(name: str) -> Within | None:
-    """The range of a setting that is a number with one.
+    """The range of a numeric setting, if it has one.
 
     Args:
         name: Its full name.
@@ -103,7 +103,7 @@ def _plain(kind: Any) -> str:
 
 
 def values(name: str) -> tuple[str, ...]:
-    """The values of a setting with a fixed choice, for completion; empty for others."""
+    """The values of a setting with fixed choices, for completion; empty for others."""
     group, field = _group(name)
     kind = types_of(group)[field]
     if typing.get_origin(kind) is Literal:
@@ -112,7 +112,7 @@ def values(name: str) -> tuple[str, ...]:
 
 
 def source(name: str) -> str:
-    """Where the value of the fixed protocol is from."""
+    """Source of the fixed protocol's value."""
     groups = [group for group in SOURCES if f"{name}.".startswith(f"{group}.")]
     return SOURCES[max(groups, key=len)]
 
@@ -133,11 +133,11 @@ def _group(name: str) -> tuple[type, str]:
 
 
 def explained(settings: Settings, width: int = 96) -> Iterator[str]:
-    """Lines on each setting: its name and value, what it means, what it takes, and the source.
+    """Lines on each setting: name, value, meaning, allowed values and source.
 
     Args:
-        settings: Whose values are shown.
-        width: Of a line.
+        settings: Settings to explain.
+        width: Width of a line.
     """
     for name in setting_names():
         value: Any = settings

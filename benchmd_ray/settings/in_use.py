@@ -1,4 +1,4 @@
-"""Which settings of its group a pretraining or a transfer reads, and which are without effect."""
+"""Which settings a pretraining or a transfer uses, and which have no effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ METHOD_SETTINGS = {
     "pretrain.corruption_rate": ("shed",),
     "pretrain.mask_rate": ("mae", "imagenet+mae"),
 }
-"""Settings that only some of the built-in techniques read."""
+"""Settings that only some of the built-in techniques use."""
 BUILT_IN = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
 FINE_TUNING = (
     "transfer.layer_decay",
@@ -21,25 +21,30 @@ FINE_TUNING = (
     "transfer.stochastic_depth",
     "transfer.class_balance",
 )
-"""Settings that linear evaluation does not read."""
+"""Settings that linear evaluation does not use."""
 AUGMENTATION = "transfer.augmentation."
-"""How the names of settings begin that it does not read either, and that not all signals have."""
+"""Prefix of augmentation settings, which linear evaluation does not use and not all signals
+have.
+"""
 NEIGHBOURS = "transfer.neighbours"
+SOLVER = "transfer.solver"
+SOLVED = ("transfer.mode", "transfer.labels", "transfer.shuffle_labels")
+"""Settings that logistic regression reads."""
 STEPS = ("drops", "drop_factor")
-"""Settings of an optimiser that only the schedule steps reads."""
+"""Optimiser settings that only the schedule "steps" uses."""
 
 
 def finetunes(name: str) -> bool:
-    """Whether only fine-tuning reads a setting."""
+    """Whether only fine-tuning uses a setting."""
     return name in FINE_TUNING or name.startswith(AUGMENTATION)
 
 
 def in_use(values: Mapping[str, object], technique: str) -> dict[str, object]:
-    """The settings among these that are read.
+    """The settings among these that are used.
 
     Args:
-        values: Of a pretraining or a transfer, by their full names.
-        technique: Its technique; a user's own may read each setting of pretraining.
+        values: Settings of a pretraining or a transfer, by full name.
+        technique: Its technique; a custom one may use any setting of pretraining.
     """
     return {name: value for name, value in values.items() if _is_read(name, values, technique)}
 
@@ -51,6 +56,10 @@ def _is_read(name: str, values: Mapping[str, object], technique: str) -> bool:
         return mode == "finetune"
     if name == NEIGHBOURS:
         return mode == "knn"
+    if name == SOLVER:
+        return mode == "linear"
+    if group.startswith("transfer") and mode == "linear" and values.get(SOLVER) == "logistic":
+        return name in SOLVED
     if field in STEPS and group.endswith(".optimiser"):
         return values.get(f"{group}.schedule") == "steps"
     return technique not in BUILT_IN or technique in METHOD_SETTINGS.get(name, (technique,))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from benchmd_ray.extensions.plugins import plugin, plugin_source
-from benchmd_ray.settings.definition import PretrainSettings
+from benchmd_ray.models.networks import RANDOM_KERNELS
+from benchmd_ray.settings.definition import PretrainSettings, Settings
 
 if TYPE_CHECKING:
     from benchmd_ray.models.encoder import Encoder
 
 MakeMethod = Callable[["Encoder", PretrainSettings], Any]
-"""Makes a `benchmd_ray.ssl.method.Method` of an encoder and the settings."""
+"""Makes a `benchmd_ray.ssl.method.Method` from an encoder and the settings."""
 
 METHODS = {
     "e-mix": ("emix", "EMix"),
@@ -31,11 +32,16 @@ class Technique:
     """Where an encoder's weights come from."""
 
     method: str | None
-    """The self-supervised method that trains it; None trains nothing."""
+    """The self-supervised method that trains it; None: no training."""
     imagenet: bool = False
-    """Whether it starts from ImageNet weights, only for images, instead of random ones."""
+    """Whether it starts from ImageNet weights instead of random ones (images only)."""
     brought: bool = False
-    """Whether it takes an encoder that was trained elsewhere as it is (`ssl.brought`)."""
+    """Whether it uses an external encoder without further training (`ssl.brought`)."""
+    network: str | None = None
+    """The only network it works with; its random weights are fitted to training records, not
+    trained."""
+    solver: Literal["adamw", "logistic"] = "adamw"
+    """``transfer.solver`` of its runs unless the settings choose another."""
 
     @property
     def encoder(self) -> str:
@@ -44,7 +50,7 @@ class Technique:
 
     @property
     def plugged_in(self) -> bool:
-        """Whether its method is a user's own."""
+        """Whether its method is a custom one."""
         return self.method is not None and self.method not in METHODS
 
 
@@ -53,32 +59,38 @@ TECHNIQUES: dict[str, Technique] = {
     "imagenet": Technique(None, imagenet=True),
     "imagenet+mae": Technique("mae", imagenet=True),
 }
-"""Pretraining techniques by the name that tables use."""
+"""Pretraining techniques by their name in tables."""
+BASELINES: dict[str, Technique] = {
+    RANDOM_KERNELS: Technique(None, network=RANDOM_KERNELS, solver="logistic"),
+}
+"""Techniques that train no encoder and are in no protocol."""
 
 SCRATCH = "scratch"
 """The technique without pretraining."""
 HUB, OWN = "hf:", "model:"
-"""What the names of techniques begin with that take an encoder as it is: of a folder of
-transformers', and of a user's function."""
+"""Prefixes of techniques that use an external encoder without training: a folder of transformers,
+and a user's function.
+"""
 KIND = "pretraining technique"
-"""What a user's method is among `extensions.plugins.GROUPS`."""
+"""Kind of custom methods in `extensions.plugins.GROUPS`."""
 
 
 def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:
-    """A technique, built in or a user's method; `SCRATCH` is none of pretraining.
+    """A pretraining technique, built in or custom; `SCRATCH` is not one.
 
     ``also`` are further names for the error, which lists the valid names and the nearest.
     """
     if name.startswith((HUB, OWN)):
         return Technique(None, brought=True)
-    if name not in TECHNIQUES:
-        plugin(KIND, name, [*TECHNIQUES, *also])
+    built_in = TECHNIQUES | BASELINES
+    if name not in built_in:
+        plugin(KIND, name, [*built_in, *also])
         return Technique(name)
-    return TECHNIQUES[name]
+    return built_in[name]
 
 
 def method_named(name: str) -> MakeMethod:
-    """Constructor of a method, built in or a user's."""
+    """Constructor of a method, built in or custom."""
     if name not in METHODS:
         return plugin(KIND, name, METHODS)
     module, name_in_module = METHODS[name]
@@ -87,8 +99,14 @@ def method_named(name: str) -> MakeMethod:
 
 
 def method_source(name: str) -> str | None:
-    """SHA-256 of the source of a technique's method where it is a user's, else None."""
+    """SHA-256 of the source of a technique's method if custom, otherwise None."""
     return plugin_source(KIND, name, METHODS) if technique_named(name).plugged_in else None
+
+
+def with_solver(settings: Settings, name: str) -> Settings:
+    """Settings with the solver of a technique or `SCRATCH`."""
+    solver = BASELINES.get(name, Technique(None)).solver
+    return replace(settings, transfer=replace(settings.transfer, solver=solver))
 
 
 def protocol_encoder(name: str) -> str:

@@ -1,8 +1,9 @@
-"""Encoders that were trained elsewhere, as techniques: a folder of transformers, or your module.
+"""External encoders as techniques: a folder of the transformers library, or a custom module.
 
 ``hf:FOLDER`` is a folder that transformers' ``save_pretrained`` wrote (`models.hub_networks`);
 ``model:package.module:function`` a function that makes a torch module with its weights, see
-`models.encoder.make_encoder`. Their weights become a run as they are, which transfers start from.
+`models.encoder.make_encoder`. Their weights become a run without training, from which transfers
+start.
 """
 
 from __future__ import annotations
@@ -15,33 +16,35 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.plugins import GROUPS, IMPORT_PATH
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.imagenet import StartWeights, imagenet_weights
-from benchmd_ray.models.networks import KIND, PART_OF
+from benchmd_ray.models.networks import KIND, PART_OF, RANDOM_KERNELS
 from benchmd_ray.settings.definition import EncoderSettings
-from benchmd_ray.ssl import HUB, OWN, technique_named
+from benchmd_ray.ssl import BASELINES, HUB, OWN, technique_named
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 def brought_name(text: str) -> str | None:
-    """The technique that a user names: by its own name or, of a function, by its import path."""
+    """The technique that a user names: by its name, or for a function by its import path."""
     installed = text.removeprefix(OWN) in entry_points(group=GROUPS[KIND]).names
-    if text.startswith(HUB) or (text.startswith(OWN) and installed):
+    if text == RANDOM_KERNELS or text.startswith(HUB) or (text.startswith(OWN) and installed):
         return text
-    if IMPORT_PATH.fullmatch(text):  # also of a module that is called model
+    if IMPORT_PATH.fullmatch(text):  # also if a module is called model
         return OWN + text
     return text if text.startswith(OWN) else None
 
 
 def technique_label(technique: str) -> str:
-    """Name of a technique in runs and tables: of a folder only the folder's name."""
+    """Name of a technique in runs and tables; for a folder only the folder's name."""
     if not technique.startswith(HUB):
         return technique
     return HUB + _folder(technique).name
 
 
 def own_encoder(technique: str) -> EncoderSettings | None:
-    """The encoder of a technique whose weights were trained elsewhere; None for others."""
+    """The encoder of a technique that has its own, such as one trained elsewhere; else None."""
+    if technique in BASELINES and (network := BASELINES[technique].network) is not None:
+        return EncoderSettings(network=network)
     if technique.startswith(HUB):
         from benchmd_ray.models.hub_networks import hub_settings
 
@@ -50,8 +53,8 @@ def own_encoder(technique: str) -> EncoderSettings | None:
         name = technique.removeprefix(OWN)
         if name in PART_OF:
             raise BenchmdError(
-                f"{name} is a network of the package, with random weights: expected one that was "
-                f"trained elsewhere. Take --technique scratch and --set encoder.network={name}."
+                f"{name} is a network of the package with random weights: expected one that was "
+                f"trained elsewhere. Use --technique scratch and --set encoder.network={name}."
             )
         return EncoderSettings(network=name)
     return None
@@ -60,7 +63,7 @@ def own_encoder(technique: str) -> EncoderSettings | None:
 def start_weights(
     technique: str, path: Path | None, signal: Signal, encoder: EncoderSettings
 ) -> StartWeights | None:
-    """The weights that a technique starts from, or takes as they are; None for random ones.
+    """The initial or final weights of a technique; None for random ones.
 
     Without a path, ImageNet weights are downloaded.
     """
@@ -75,7 +78,7 @@ def start_weights(
     from benchmd_ray.models.encoder import make_encoder
 
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # and leaves those of GPUs as they are
+        torch.default_generator.manual_seed(0)  # and leaves the random state of GPUs unchanged
         network: nn.Module = make_encoder(signal, encoder)
     if technique.startswith(HUB):
         from benchmd_ray.models.hub_networks import HubNetwork, load_hub_weights

@@ -30,7 +30,7 @@ def emix_loss(
     the unmixed examples. ``ratio`` (batch,) is λ; ``first`` and ``second`` (batch,) are rows of
     ``plain``, mixed with λ and 1 − λ. ``temperature`` divides the cosines.
     """
-    with torch.autocast(mixed.device.type, enabled=False):  # else the product is in bfloat16
+    with torch.autocast(mixed.device.type, enabled=False):  # otherwise the product is in bfloat16
         mixed = functional.normalize(mixed.float(), dim=1)
         plain = functional.normalize(plain.float(), dim=1)
         logits = mixed @ plain.T / temperature

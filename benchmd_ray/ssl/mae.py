@@ -1,7 +1,7 @@
 """Masked autoencoding: predict the raw values of masked patches.
 
-Source: He et al. (https://arxiv.org/abs/2111.06377) as BenchMD v2, section 4.2, uses it: one
-encoder over all places, masked embeddings zero, no decoder.
+Source: He et al. (https://arxiv.org/abs/2111.06377) as used in BenchMD v2, section 4.2: one encoder
+over all positions, zeros for masked embeddings, no decoder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmd_ray.ssl.method import Draws, Gather, alone
 
 
 def mae_loss(predicted: torch.Tensor, patches: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-    """Mean over masked tokens (batch, tokens), as many in each example, of the residual's L2 norm.
+    """Mean L2 norm of the residual over masked tokens (batch, tokens), equally many per example.
 
     ``predicted`` and ``patches`` are (batch, tokens, values).
     """
@@ -42,12 +42,12 @@ class MAE(nn.Module):
         return {"masked": torch.zeros(batch, tokens, dtype=torch.bool).scatter(1, chosen, True)}
 
     def forward(self, signals: torch.Tensor, draws: Draws, gather: Gather = alone) -> torch.Tensor:
-        """The loss of the masked places."""
+        """The loss of the masked tokens."""
         patches, predicted = self._predicted(signals, draws["masked"])
         return mae_loss(predicted, patches, draws["masked"])
 
     def each(self, signals: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-        """The loss of each example, (batch,), of places masked as (batch, tokens)."""
+        """The loss of each example, (batch,), with masked tokens (batch, tokens)."""
         patches, predicted = self._predicted(signals, masked)
         norms = torch.linalg.vector_norm(predicted.float() - patches.float(), dim=2)
         losses: torch.Tensor = (norms * masked).sum(dim=1) / masked.sum(dim=1)

@@ -10,7 +10,7 @@ import torch
 from benchmd_ray.models.encoder import Encoder
 
 Draws = dict[str, torch.Tensor]
-"""What a method draws for one step; every tensor has the batch as its first axis."""
+"""Random numbers of a method for one step; every tensor has the batch as its first axis."""
 
 Gather = Callable[[torch.Tensor], torch.Tensor]
 """Concatenates a tensor over all workers along the batch, in order of rank, differentiably."""
@@ -26,11 +26,12 @@ class Method(Protocol):
 
     encoder: Encoder
     per_example: bool
-    """Whether the loss is the mean of what each example gives by itself. Only then can a batch be
-    worked on in parts (`execution.accumulation`); a method that does not say so is given none."""
+    """Whether the loss is a mean of independent losses per example. Only then can a batch be
+    processed in parts (`execution.accumulation`); without this attribute it is not split.
+    """
 
     def draw(self, batch: int, generator: torch.Generator) -> Draws:
-        """Draw what one step needs, for the batch of all workers together, on the CPU."""
+        """Draw the random numbers of a step on the CPU, for the batch over all workers."""
 
     def __call__(self, signals: torch.Tensor, draws: Draws, gather: Gather = alone) -> torch.Tensor:
         """Mean loss over this worker's examples.

@@ -1,4 +1,4 @@
-"""ShED: detect which token embeddings were moved to another place.
+"""ShED: detect which token embeddings were moved to another position.
 
 Source: Tamkin et al., DABS (https://arxiv.org/abs/2111.12062), section 4; BenchMD v2, section
 4.2; decision D14.
@@ -21,12 +21,12 @@ def derangement(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw which token takes which place.
 
-    A share ``rate`` of the places, at least two, is drawn for each example; their tokens are passed
-    on in a random cycle, so that every one of them really moves.
+    A share ``rate`` of the positions, at least two, is drawn for each example; their tokens are
+    permuted in a random cycle, so that each of them really moves.
 
     Returns:
-        source (batch, tokens) int64: place ``t`` takes the token ``source[:, t]``;
-        moved (batch, tokens) bool.
+        source (batch, tokens) int64: position ``t`` gets the token ``source[:, t]``; moved (batch,
+        tokens) bool.
     """
     count = min(tokens, max(2, round(rate * tokens)))
     order = torch.rand(batch, tokens, generator=generator).argsort(dim=1)
@@ -50,8 +50,8 @@ class ShED(nn.Module):
         super().__init__()
         if encoder.signal.tokens < 2:
             raise BenchmdError(
-                "shed moves tokens to other places, and these settings make one of a whole signal "
-                f"of {encoder.signal.name}: choose a smaller encoder.patch_size."
+                "shed moves tokens to other positions, but with these settings a whole signal of "
+                f"{encoder.signal.name} is a single token: choose a smaller encoder.patch_size."
             )
         self.encoder = encoder
         self.rate = settings.corruption_rate

@@ -1,1 +1,1 @@
-"""Folders and S3 buckets by the same functions, and leases."""
+"""Common functions for folders and S3 buckets, and leases."""

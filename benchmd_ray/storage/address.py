@@ -1,4 +1,4 @@
-"""Addresses on S3 as text, ``s3://bucket/prefix``; nothing is asked of a server."""
+"""Addresses on S3 as text, ``s3://bucket/prefix``; no server is accessed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmd_ray.errors import BenchmdError
 SCHEME = "s3://"
 ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/+(.*))?")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""Variables that name the server: a bucket of the same name on another server is another bucket."""
+"""Variables that name the server, since buckets with the same name may be on different servers."""
 
 
 def split_address(address: str) -> tuple[str, str]:
@@ -27,12 +27,12 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def without_key(address: str) -> str:
-    """An address for a message: text before an @ may be a key."""
+    """An address for a message, without text before an @, which may be a key."""
     return re.sub("//.*@", "//…@", address)
 
 
 def normal(address: str) -> str:
-    """The one form of an address, without double or trailing slashes; `BenchmdError` if invalid."""
+    """The canonical form of a valid address, without double or trailing slashes."""
     name, prefix = split_address(address)
     return f"{SCHEME}{name}/{prefix}".rstrip("/")
 

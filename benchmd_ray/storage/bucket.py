@@ -1,7 +1,7 @@
-"""The only client of S3: objects below a prefix are listed, read, written and deleted.
+"""The only client of S3: lists, reads, writes and deletes objects below a prefix.
 
-Address, region and credentials come from the standard AWS environment and configuration; they are
-kept in memory by boto3 only. Failing calls raise `BucketError`, which says what to check.
+Address, region and credentials come from the standard AWS environment and configuration; boto3
+keeps them only in memory. Failing calls raise `BucketError`, which says what to check.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ CONNECT_SECONDS = 5
 READ_SECONDS = 60
 ATTEMPTS = 3
 SMALL = 8 * 2**20
-"""Bytes up to which a file is read whole before it is sent, as it may grow meanwhile."""
+"""Largest size in bytes of a file that is read into memory before it is sent, as it may grow
+meanwhile.
+"""
 ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409", "404")
 """Error codes of a conditional write whose condition does not hold."""
 MISSING = ("NoSuchKey", "404", "NotFound")
 SAME = ("304", "NotModified")
 LATER = ("RequestTimeout", "SlowDown", "Throttling", "TooManyRequests", "429")
-"""Error codes that ask for another try, in addition to HTTP from 500 on."""
+"""Error codes that allow a retry, in addition to HTTP status 500 and above."""
 DENIED = {
     "AccessDenied",
     "AllAccessDisabled",
@@ -51,7 +53,8 @@ NETWORK = (
 )
 CREDENTIALS = (
     "AWS_PROFILE, or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (on a "
-    "cluster: on every node), which have not expired and may list, read and write there."
+    "cluster: on every node), which must not have expired and must allow listing, reading and "
+    "writing."
 )
 NO_BUCKET = (
     "There is no such bucket there: check its name and AWS_ENDPOINT_URL, or make the bucket first."
@@ -76,7 +79,7 @@ class Content:
 
 
 def open_bucket(address: str) -> Bucket:
-    """The bucket at ``s3://bucket/prefix``; nothing is asked of it yet.
+    """The bucket at ``s3://bucket/prefix``; it is not accessed yet.
 
     Raises:
         BenchmdError: The address is invalid, boto3 is not installed or its configuration is wrong.
@@ -109,7 +112,7 @@ def _explained(what: str, address: str) -> Iterator[None]:
 
     torn = (RetriesExceededError, S3DownloadFailedError)
     lost = (
-        *torn,  # the object was replaced meanwhile, or its content was cut off again and again
+        *torn,  # the object was replaced meanwhile, or its content was cut off repeatedly
         exceptions.ConnectionError,
         exceptions.HTTPClientError,
         exceptions.IncompleteReadError,
@@ -165,7 +168,7 @@ class Bucket:
         return {"Bucket": name, "Key": prefix + key}
 
     def _pages(self, **asked: str) -> Iterator[dict[str, Any]]:
-        """Pages of a listing, without the markers of folders that consoles write."""
+        """Pages of a listing, without the folder markers written by consoles."""
         with _explained("list", self.address):
             paginator = self._client.get_paginator("list_objects_v2")
             for page in paginator.paginate(Bucket=self._place[0], **asked):
@@ -197,10 +200,10 @@ class Bucket:
     def read(
         self, key: str, earlier: Content | None = None, *, beginning: int | None = None
     ) -> Content | None:
-        """An object that fits into memory; None if it does not exist.
+        """Read an object that fits in memory; None if it does not exist.
 
-        ``earlier``, the result of an earlier call, is returned unread while the object is
-        unchanged. Only the ``beginning`` is read of a longer object.
+        ``earlier``, the result of an earlier call, is returned without reading if the object is
+        unchanged. With ``beginning`` only the first bytes of a longer object are read.
         """
         from botocore.exceptions import ClientError
 
@@ -217,7 +220,7 @@ class Bucket:
         return Content(data, answer["ETag"], _age(answer))
 
     def _fetch(self, asked: dict[str, str], beginning: int | None) -> tuple[dict[str, Any], bytes]:
-        """An answer with its body; boto3 retries requests, but not bodies that were cut off."""
+        """Get an object with its body; boto3 retries requests, but not bodies that were cut off."""
         from botocore.exceptions import HTTPClientError, IncompleteReadError
 
         for attempt in range(1, ATTEMPTS + 1):
@@ -240,9 +243,9 @@ class Bucket:
     def write(
         self, key: str, data: bytes, *, replaces: str | None = None, new: bool = False
     ) -> str | None:
-        """Write a small object, whole or not at all; its ETag, None if a condition does not hold.
+        """Write a small object atomically; returns its ETag, or None if a condition does not hold.
 
-        Conditions: the object there has the ETag ``replaces``, or does not exist (``new``).
+        Conditions: the existing object has the ETag ``replaces``, or does not exist (``new``).
         """
         from botocore.exceptions import ClientError
 
@@ -257,7 +260,7 @@ class Bucket:
         return str(answer["ETag"])
 
     def upload(self, file: BinaryIO, size: int, key: str) -> str:
-        """Write an object from an opened file of ``size`` bytes, whole or not at all; its ETag."""
+        """Write an object from an open file of ``size`` bytes atomically; returns its ETag."""
         if size <= SMALL:
             return str(self.write(key, file.read()))
         named = self._named(key)
@@ -266,10 +269,10 @@ class Bucket:
             return str(self._client.head_object(**named)["ETag"])
 
     def download(self, key: str, path: Path, size: int) -> bool:
-        """Write an object into a file, whole or not at all; whether it exists.
+        """Download an object to a file atomically; returns whether it exists.
 
         Raises:
-            BucketError: It is longer than ``size``, the bytes that a listing gave it.
+            BucketError: It is longer than ``size``, its size in the listing.
         """
         from botocore.exceptions import ClientError
 
@@ -286,7 +289,7 @@ class Bucket:
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects, in this order."""
         with _explained("delete from", self.address):
-            for key in keys:  # one by one: not every server knows to delete several
+            for key in keys:  # one by one, as not every server can delete several
                 self._client.delete_object(**self._named(key))
 
 
@@ -298,11 +301,11 @@ class _Listed(io.BufferedWriter):
         self._size, self._address = size, f"s3://{named['Bucket']}/{named['Key']}"
 
     def write(self, data: Any) -> int:
-        """Write; `BucketError` if the file would become longer."""
+        """Write; raises `BucketError` if the file would become longer."""
         if self.tell() + len(data) > self._size:
             raise BucketError(
                 f"{self._address} is longer than the {self._size:,} bytes that were listed: it was "
-                "replaced meanwhile. Run the same command again, which lists it anew."
+                "replaced meanwhile. Run the same command again, which lists it again."
             )
         return super().write(data)
 

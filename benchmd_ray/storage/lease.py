@@ -1,8 +1,8 @@
 """The exclusive right to work on a run in a bucket.
 
-A lease is one small object, written by conditional puts only: who sees its ETag may replace it
-while nobody else has. It is renewed while work continues and expires `LEASE_SECONDS` later by the
-server's clock. A holder counts by its own clock and stops `MARGIN_SECONDS` before that.
+A lease is one small object, written only by conditional puts: it can be replaced only by a client
+that knows its current ETag. It is renewed during the work and expires `LEASE_SECONDS` later by the
+server's clock. A holder uses its own clock and stops `MARGIN_SECONDS` earlier.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from benchmd_ray.files.atomic import parse_json, write_json
 from benchmd_ray.storage.bucket import Bucket, Content
 
 LEASE_SECONDS = 180.0
-"""A lease that was not renewed for this long is free."""
+"""Seconds after which a lease that was not renewed is free."""
 RENEW_SECONDS = 30.0
 MARGIN_SECONDS = 45.0
-"""A holder stops trusting its lease this long before it expires."""
+"""Seconds before the expiry at which a holder stops trusting its lease."""
 LOOK_SECONDS = 1.0
 LONGEST = 4096
-"""Bytes that are read; a lease has some hundred, and a longer one is damaged."""
+"""Most bytes of a lease; it usually has some hundred, and a longer one is damaged."""
 
 
 class LeaseLost(Transient):
@@ -38,9 +38,9 @@ class LeaseLost(Transient):
 class Lease:
     """The lease of one object, for one session.
 
-    ``record`` is a local file in which this copy of the run notes its sessions: it tells a killed
-    session of this copy from those of others, and whether the copy holds all that was published.
-    ``what`` names the work in messages.
+    ``record`` is a local file in which this copy of the run notes its sessions. It distinguishes a
+    killed session of this copy from those of others, and records whether the copy has everything
+    that was published. ``what`` names the work in messages.
     """
 
     def __init__(self, bucket: Bucket, key: str, record: Path, what: str) -> None:
@@ -58,7 +58,7 @@ class Lease:
 
     @property
     def trusted(self) -> bool:
-        """Whether nobody else can hold it now."""
+        """Whether it is certain that no other machine holds it now."""
         return not self.lost and clock() - self._renewed < LEASE_SECONDS - MARGIN_SECONDS
 
     def acquire(self) -> bool:
@@ -67,7 +67,7 @@ class Lease:
         The caller holds the local lock of this copy, so no other session of it is alive.
 
         Returns:
-            Whether this copy was the last to be worked on, and so holds all that was published.
+            Whether this copy was the last one worked on, and so has everything that was published.
 
         Raises:
             Busy: Another machine holds it.
@@ -80,7 +80,8 @@ class Lease:
         if content is not None and not ours and _held(content):
             raise _busy(self._what, content.age)
         current = ours and bool(noted.get("current"))
-        # Noted before it is written: who is killed in between still knows the session as its own.
+        # Noted before it is written, so that a process killed in between still recognises its
+        # session.
         self._note(noted.get("session"), following=self._session, current=current)
         began = clock()
         etag = self._put("held", content)
@@ -92,11 +93,11 @@ class Lease:
         return current
 
     def note_current(self) -> None:
-        """Note that this copy holds all that was published."""
+        """Record that this copy has everything that was published."""
         self._note(self._session, following=None, current=True)
 
     def renew(self) -> None:
-        """Extend the lease by `LEASE_SECONDS`; `LeaseLost` if another machine has taken it."""
+        """Extend the lease by `LEASE_SECONDS`, or raise `LeaseLost` if another machine has it."""
         with self._lock:
             self._replace("held")
 
@@ -115,7 +116,7 @@ class Lease:
         """Renew the lease every `RENEW_SECONDS` and free it at the end."""
 
         def renew() -> None:
-            with contextlib.suppress(BucketError, LeaseLost):  # said by who needs it
+            with contextlib.suppress(BucketError, LeaseLost):  # reported by `require`
                 self.renew()
 
         try:
@@ -135,26 +136,27 @@ class Lease:
         self._etag, self._renewed = etag, began
 
     def _put(self, state: str, over: Content | None) -> str | None:
-        self._count += 1  # no two writes are alike, nor their ETags
+        self._count += 1  # makes every write and its ETag unique
         content = {"session": self._session, "state": state, "count": self._count}
         data = json.dumps(content).encode()
         replaces = None if over is None else over.etag
         etag = self._bucket.write(self._key, data, replaces=replaces, new=over is None)
-        if etag is None:  # perhaps written by an earlier try, whose answer did not arrive
+        if etag is None:  # perhaps written by an earlier try whose response was lost
             there = self._bucket.read(self._key, beginning=LONGEST)
             if there is not None and _content(there.data).get("session") == self._session:
                 return there.etag
         return etag
 
     def _require_conditions(self) -> None:
-        """Try two puts whose conditions do not hold."""
+        """Verify that the server refuses two puts whose conditions do not hold."""
         content = json.dumps({"session": self._session, "state": "free", "count": 0}).encode()
         new = self._bucket.write(self._key, content, new=True)
         other = self._bucket.write(self._key, content, replaces='"0"')
         if new is not None or other is not None:
             raise BenchmdError(
                 f"the server of {self._what} ignores the conditions If-None-Match and If-Match of "
-                "a put, without which two machines may work on one run: use one that honours them."
+                "a put, without which two machines could work on the same run: use a server that "
+                "supports them."
             )
 
     def _note(self, session: str | None, *, following: str | None, current: bool) -> None:
@@ -162,14 +164,14 @@ class Lease:
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(
-            f"another machine has taken over {self._what}, as this one was silent for too long. "
-            "Nothing more of this one's work was published; the command resumes from what is "
-            "there."
+            f"another machine has taken over {self._what}, because this one was silent for too "
+            "long. The later work of this machine was not published; the command resumes from the "
+            "published state."
         )
 
 
 def wait_for(lease: Lease) -> None:
-    """Wait until nobody holds a lease, or until it expires."""
+    """Wait until a lease is free or expires."""
     while True:
         try:
             lease.acquire()
@@ -181,14 +183,14 @@ def wait_for(lease: Lease) -> None:
 
 
 def require_free(bucket: Bucket, key: str, what: str) -> None:
-    """Raise `Busy` if somebody holds a lease now."""
+    """Raise `Busy` if a lease is held now."""
     content = bucket.read(key, beginning=LONGEST)
     if content is not None and _held(content):
         raise _busy(what, content.age)
 
 
 def _held(content: Content) -> bool:
-    """Whether somebody holds a lease; a damaged one counts as held until it expires."""
+    """Whether a lease is held; a damaged one counts as held until it expires."""
     return _content(content.data).get("state") != "free" and content.age < LEASE_SECONDS
 
 
@@ -202,13 +204,13 @@ def _content(data: bytes) -> dict[str, Any]:
 
 def _busy(what: str, age: float) -> Busy:
     return Busy(
-        f"another machine is working on {what}: it said so {age:.0f} s ago. Wait for it to end; if "
-        f"it was killed, it is free after {LEASE_SECONDS:.0f} s without a word."
+        f"another machine is working on {what}: its last sign of life was {age:.0f} s ago. Wait "
+        f"for it to end; if it was killed, the work is free after {LEASE_SECONDS:.0f} s of silence."
     )
 
 
 def clock() -> float:
-    """Seconds, including those while the machine sleeps where the system counts them."""
+    """Monotonic seconds, including sleep of the machine if the system counts it."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

@@ -1,9 +1,9 @@
-"""Locations: a path or an address on S3, and what can be done at either.
+"""Locations: a path or an address on S3, with common operations.
 
-A location can be sent to any process on any machine. Files are small enough for memory, and whole
-or absent. Reading and writing on S3 waits up to two minutes for a server; opening, listing and
-locking, which begin a piece of work, fail at once. All raise `BucketError` when the bucket cannot
-be reached, and writing a file raises `DiskFull`. The client of S3 is imported for an address only.
+A location can be sent to any process on any machine. Files fit in memory and are written
+atomically. Reading and writing on S3 waits up to two minutes for a server; opening, listing and
+locking, which start a piece of work, fail at once. All raise `BucketError` if the bucket cannot be
+reached, and writing a file may raise `DiskFull`. The client of S3 is only imported for an address.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ Location = Path | Address
 
 
 def location(text: str) -> Location:
-    """The location that a text names; `BenchmdError` for an invalid address."""
+    """The location named by a text; raises `BenchmdError` for an invalid address."""
     return Address(normal(text)) if text.startswith(SCHEME) else Path(text)
 
 
 def read(file: Location) -> bytes | None:
-    """Content of a file, `MAX_BYTES` at most; None if it does not exist."""
+    """Content of a file of at most `MAX_BYTES`; None if it does not exist."""
     if isinstance(file, Address):
         bucket, name = _bucket(file.parent), file.name
         content = patiently(lambda: bucket.read(name))
@@ -86,7 +86,7 @@ _held: dict[Address, Content] = {}
 
 
 def read_again(file: Location) -> bytes | None:
-    """Like `read`, for frequent reads: from S3 it is fetched only when it has changed."""
+    """Like `read`, for repeated reads: from S3 a file is fetched only if it has changed."""
     if isinstance(file, Path):
         return read(file)
     content = _bucket(file.parent).read(file.name, _held.get(file))
@@ -97,7 +97,7 @@ def read_again(file: Location) -> bytes | None:
 
 
 def write(file: Location, data: bytes) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file atomically."""
     if isinstance(file, Address):
         bucket, name = _bucket(file.parent), file.name
         patiently(lambda: bucket.write(name, data))
@@ -107,7 +107,7 @@ def write(file: Location, data: bytes) -> None:
 
 
 def delete(files: Iterable[Location]) -> None:
-    """Delete files, if they are there."""
+    """Delete files that exist."""
     for file in files:
         if isinstance(file, Address):
             patiently(partial(_bucket(file.parent).delete, [file.name]))
@@ -116,30 +116,30 @@ def delete(files: Iterable[Location]) -> None:
 
 
 def put_file(path: Path, to: Address) -> None:
-    """Copy a file, which does not change meanwhile, to an address; there is no second try."""
+    """Copy a file, which must not change meanwhile, to an address, without retries."""
     with path.open("rb") as file:
         _bucket(to.parent).upload(file, path.stat().st_size, to.name)
 
 
 def get_file(file: Address, path: Path, size: int = MAX_BYTES) -> bool:
-    """Copy an object into a file; False if there is none.
+    """Copy an object to a file; returns False if there is none.
 
     Raises:
-        BenchmdError: The object is longer than ``size``, which a listing gave.
+        BenchmdError: The object is longer than ``size``, its size in the listing.
     """
     bucket, name = _bucket(file.parent), file.name
     return patiently(lambda: bucket.download(name, path, size))
 
 
 def log_at(address: Address, most: int) -> JournalSegments:
-    """The log at an address, of which at most ``most`` bytes are read."""
+    """The log at an address; at most ``most`` bytes are read."""
     from benchmd_ray.storage.segments import JournalSegments
 
     return JournalSegments(_bucket(address), most)
 
 
 def entries(folder: Location) -> tuple[dict[str, int], list[str]]:
-    """Content of a folder: bytes of its files by name, and names of folders; empty without it."""
+    """Content of a folder: bytes of its files by name, and names of folders; empty if missing."""
     if isinstance(folder, Address):
         return _bucket(folder).entries()
     sizes: dict[str, int] = {}
@@ -147,20 +147,20 @@ def entries(folder: Location) -> tuple[dict[str, int], list[str]]:
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_dir():
             folders.append(path.name)
-        elif path.is_file():  # and is still there
+        elif path.is_file():  # and still exists
             sizes[path.name] = path.stat().st_size
     return sizes, folders
 
 
 @contextmanager
 def alone(folder: Location, what: str, inside: Iterable[str]) -> Iterator[Callable[[], None]]:
-    """Work on a folder, exclusively among all machines that see it.
+    """Work on a folder, exclusively among all machines that share it.
 
-    Half-written files are removed from it and the folders ``inside``. Yields a function that raises
+    Partial files are removed from it and from the folders ``inside``. Yields a function that raises
     `LeaseLost` if another machine has taken over.
 
     Raises:
-        Busy: Somebody else is working on it.
+        Busy: Another process is working on it.
         BenchmdError: The file system has no locks.
     """
     if isinstance(folder, Path):

@@ -1,4 +1,4 @@
-"""Calls of a server that may be away for a while."""
+"""Retries of calls to a server that may be away for a while."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def patiently(ask: Callable[[], Result]) -> Result:
-    """Call, retrying for `PATIENCE_SECONDS` while the server is away (`BucketError.away`)."""
+    """Call with retries for `PATIENCE_SECONDS` while the server is away (`BucketError.away`)."""
     start, pause = time.monotonic(), 0.25
     while True:
         try:
@@ -22,5 +22,5 @@ def patiently(ask: Callable[[], Result]) -> Result:
         except BucketError as error:
             if not error.away or time.monotonic() - start > PATIENCE_SECONDS:
                 raise
-        time.sleep(pause * random.uniform(0.5, 1.0))  # not all at once, when it is back
+        time.sleep(pause * random.uniform(0.5, 1.0))  # random, so that not all retry at once
         pause = min(2 * pause, 5.0)

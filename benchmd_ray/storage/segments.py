@@ -1,8 +1,8 @@
 """An append-only log on S3: numbered objects, written by conditional puts.
 
-The newest object is replaced by a longer one until it has `FULL` bytes; then the next is begun.
-An append names the ETag of the newest object, or that there is none of the next number: a writer
-that has not seen another's append is refused.
+The newest object is replaced by a longer one until it has `FULL` bytes; then the next one is
+started. An append is conditional on the ETag of the newest object, or on the absence of the next
+one, so a writer that has missed another's append is refused.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from benchmd_ray.storage.lease import LeaseLost
 from benchmd_ray.storage.patience import patiently
 
 FULL = 2**16
-"""Bytes of an object after which the next one is begun."""
+"""Bytes of an object after which the next one is started."""
 FETCHED = 8
 TRIES, PAUSE_SECONDS = 10, 0.5
-"""For a write that is refused although nothing else was written."""
+"""Retries of a write that is refused although nothing else was written."""
 NAME = re.compile(r"[0-9]{6}\.log")
 
 
@@ -31,10 +31,10 @@ class JournalSegments:
         self._number, self._newest = 0, Content(b"", "", 0.0)
 
     def read(self) -> bytes:
-        """All that was appended.
+        """Read the whole log.
 
         Raises:
-            ValueError: An object is missing, or there is more than is read.
+            ValueError: An object is missing, or the log is too long.
         """
         objects = patiently(self._bucket.objects)
         names = sorted(name for name in objects if NAME.fullmatch(name))
@@ -55,10 +55,10 @@ class JournalSegments:
         return content
 
     def append(self, data: bytes) -> None:
-        """Append to what was read and appended, whole or not at all.
+        """Append to the log as known to this process, all or nothing.
 
         Raises:
-            LeaseLost: Another process has written since.
+            LeaseLost: Another process has written meanwhile.
         """
         number, before = self._number, self._newest
         if len(before.data) >= FULL:
@@ -75,19 +75,17 @@ class JournalSegments:
             if etag is not None:
                 break
             there = patiently(lambda: self._bucket.read(name))
-            if there is not None and there.data == whole:  # by a try whose answer did not arrive
+            if there is not None and there.data == whole:  # by a try whose response was lost
                 etag = there.etag
                 break
             if (there.etag if there else "") != before.etag:
                 raise LeaseLost(
                     f"another process has written to {self._bucket.address} meanwhile. The same "
-                    "command resumes from what is there."
+                    "command resumes from the stored state."
                 )
-            time.sleep(PAUSE_SECONDS)  # such a try is still at work
+            time.sleep(PAUSE_SECONDS)  # such a try may still be running
         else:
-            raise LeaseLost(
-                f"{self._bucket.address} refuses what is written to it: try again later."
-            )
+            raise LeaseLost(f"{self._bucket.address} refuses writes: try again later.")
         self._number, self._newest = number, Content(whole, etag, 0.0)
 
 

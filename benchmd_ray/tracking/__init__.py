@@ -1,1 +1,1 @@
-"""What Weights & Biases gets of runs and reports."""
+"""Logging of runs and reports to Weights & Biases."""

@@ -11,13 +11,13 @@ from benchmd_ray.errors import unknown_name
 from benchmd_ray.extensions.extras import require
 
 MODES = ("auto", "online", "offline", "off")
-"""auto: online where there is a key for W&B, else offline; ``WANDB_MODE`` decides where set."""
+"""auto: online if there is a key for W&B, otherwise offline; ``WANDB_MODE`` takes precedence."""
 PROJECT = "benchmd"
 
 
 @dataclass(frozen=True)
 class Dashboard:
-    """Where W&B shows runs, and how."""
+    """Options of the W&B dashboard."""
 
     mode: str = "off"
     """One of `MODES`."""
@@ -25,12 +25,12 @@ class Dashboard:
     entity: str | None = None
     """User or team; None takes W&B's own default."""
     tags: tuple[str, ...] = ()
-    """Of all runs; those on synthetic data are tagged so, too."""
+    """Tags of all runs; runs on synthetic data are tagged as such too."""
     system: bool = False
-    """Whether W&B sees how busy processors, GPUs, memory and network are."""
+    """Whether the load of CPUs, GPUs, memory and network is sent to W&B."""
 
     def settled(self) -> Dashboard:
-        """With ``auto`` resolved; an error where W&B's package is missing."""
+        """Resolve ``auto``; raises an error if W&B's package is missing."""
         mode = chosen_mode(self.mode)
         if mode != "off":
             require("Weights & Biases (--wandb)", "wandb")

@@ -1,9 +1,9 @@
-"""Follow runs in Weights & Biases: one W&B run per training run, trial, search and report.
+"""Upload to Weights & Biases: one W&B run per training run, trial, search and report.
 
 Scores on targets are in the summary of their transfer. A separate process reads the runs' folders,
-so that a slow or unreachable W&B, or an error there, can neither fail nor delay a run. Sent are
-settings, metrics, scores of whole splits, versions, CPU or GPU model, the report and, if asked for,
-system load. Never sent are predictions, records, reasons of failures, keys, paths, names of
+so a slow or unreachable W&B, or an error there, can neither fail nor delay a run. It sends
+settings, metrics, scores of whole splits, versions, CPU or GPU model, the report and, on request,
+system load. It never sends predictions, records, reasons of failures, keys, paths, or names of
 machines and users.
 """
 
@@ -39,37 +39,37 @@ from benchmd_ray.tracking.values import (
 )
 
 FOLDER = "wandb"
-"""Folder of a store where W&B's files lie."""
+"""Folder of a store for W&B's files."""
 POLL_SECONDS = 5.0
 MOST_OPEN = 32
-"""W&B runs of transfers that are open for scores on targets, at most."""
+"""Most W&B runs of transfers that stay open for scores on targets."""
 REACH_SECONDS = 30.0
-"""How long the first run waits for W&B; then all are written offline."""
+"""Seconds for which the first run waits for W&B; after that all runs are written offline."""
 END_SECONDS = 60.0
-"""How long the end of a plan waits for what is not sent yet."""
+"""Seconds for which the end of a plan waits for unsent data."""
 KEPT = (
     *("kind", "technique", "setting", "modality", "source", "policy", "provenance", "options"),
     *("seed", "protocol", "device", "settings", "versions"),
 )
-"""What of a run's description is W&B's configuration."""
+"""Fields of a run's description that are sent as W&B's configuration."""
 
 
 @dataclass(frozen=True)
 class Followed:
-    """An item of a plan, as W&B shows it."""
+    """An item of a plan for W&B."""
 
     name: str
-    """Unique and readable; of an evaluation that of the transfer that it scores."""
+    """Unique, readable name; for an evaluation the name of its transfer."""
     modality: str
     technique: str
     dataset: str
-    """What is scored: the source of a transfer, the target of an evaluation."""
+    """The scored dataset: the source of a transfer, the target of an evaluation."""
     makes_run: bool = True
-    """Whether it makes a run of its own, with metrics."""
+    """Whether it makes a run with metrics."""
     more: int = 0
-    """Evaluations of its run that come after it."""
+    """Number of evaluations of its run that follow."""
     evaluation: str = CLASSIFIED.evaluation
-    """Whose predictions it ends with; empty where it makes none."""
+    """The evaluation whose predictions it makes; empty if none."""
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def _without_working_folder() -> Iterator[None]:
 
 
 class Tracker:
-    """Passes events of a plan or a search to the process that follows.
+    """Passes events of a plan or a search to the uploading process.
 
     No method raises or waits, except `closed`, which waits for at most `END_SECONDS`.
     """
@@ -95,11 +95,11 @@ class Tracker:
     def __init__(
         self, store: Path, dashboard: Dashboard, *, reach_seconds: float = REACH_SECONDS
     ) -> None:
-        """Start following the runs in ``store``; W&B's files go to its `FOLDER`."""
+        """Start the upload of the runs in ``store``; W&B's files go to its `FOLDER`."""
         dashboard = dashboard.settled()
         self.mode, self.folder = dashboard.mode, store / FOLDER
         self._before = self._offline()
-        spawn = multiprocessing.get_context("spawn")  # no state of Ray or torch goes along
+        spawn = multiprocessing.get_context("spawn")  # without state of Ray or torch
         following = _Following(store.resolve(), dashboard, reach_seconds)
         with _without_working_folder():
             taken, self._given = spawn.Pipe(duplex=False)
@@ -109,21 +109,21 @@ class Tracker:
             self._process.start()
         taken.close()
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # A full pipe holds up this thread and nobody else.
+        # A full pipe blocks only this thread.
         threading.Thread(target=self._give, name="wandb messages", daemon=True).start()
 
     def _give(self) -> None:
         while True:
             try:
                 self._given.send(self._messages.get())
-            except OSError:  # the process ended before it was told everything
+            except OSError:  # the process ended before it received all events
                 return
-            except Exception:  # nothing is reported of what cannot be sent
+            except Exception:  # errors of sending are not reported
                 log = logging.getLogger(__name__)
                 log.warning("something could not be sent to W&B", exc_info=True)
 
     def started(self, item: Followed, run: Path | None = None) -> None:
-        """An item was started; its metrics are followed where its run's folder is known."""
+        """An item was started; its metrics are followed if its run's folder is known."""
         self._messages.put(("started", item, run))
 
     def finished(self, item: Followed, run: Path) -> None:
@@ -145,14 +145,14 @@ class Tracker:
         return set(self.folder.glob("offline-run-*"))
 
     def closed(self) -> str:
-        """Wait for what is not sent yet, but not for long; returns a line for the user."""
+        """Wait for unsent data for at most `END_SECONDS`; returns a line for the user."""
         self._messages.put(("closed", None, None))
         self._process.join(END_SECONDS)
         late = self._process.is_alive()
         if late:
             self._process.kill()
         if late or self._process.exitcode:
-            return f"Not everything could be sent to W&B; what was written is in {self.folder}."
+            return f"Not everything could be sent to W&B; the written files are in {self.folder}."
         later = f"`wandb sync {self.folder}/offline-run-*` sends them"
         if self.mode == "offline":
             return f"W&B: runs written offline; {later}."
@@ -162,7 +162,7 @@ class Tracker:
 
 
 def _follow(messages: Any, followed: _Following, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles the interrupt
     with contextlib.suppress(OSError):  # W&B's own messages would break the progress display
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
@@ -190,13 +190,13 @@ class _Open:
 
     wandb_run: Any
     folder: Path
-    """Of the run whose metrics are followed."""
+    """Folder of the run whose metrics are followed."""
     kind: str
-    """What its metrics are of: pretrain or transfer."""
+    """Kind of its metrics: pretrain or transfer."""
     lines: int = 0
-    """Lines of its metrics that were sent."""
+    """Number of lines of its metrics that were sent."""
     more: int = 0
-    """Evaluations of it that are awaited."""
+    """Number of evaluations that are still awaited."""
     training: bool = False
 
 
@@ -212,13 +212,13 @@ class _Following:
     dashboard: Dashboard
     reach_seconds: float
     open: dict[str, _Open] = field(default_factory=dict)
-    """By the name of the item that makes the run."""
+    """Open runs by the name of the item that makes the run."""
     announced: dict[str, tuple[Followed, Path]] = field(default_factory=dict)
-    """Items that were started and whose run is not described yet, by name."""
+    """Started items whose run has no description yet, by name."""
     searches: dict[str, _Search] = field(default_factory=dict)
 
     def guarded(self, action: Callable[..., object], *arguments: Any) -> None:
-        """Do something with W&B; errors go to a file."""
+        """Call a function that uses W&B; errors go to a file."""
         try:
             action(*arguments)
         except Exception as error:
@@ -257,7 +257,7 @@ class _Following:
             self._close_if_done(item.name)
 
     def failed(self, item: Followed, _: str) -> None:
-        """The reason is not sent: it may name a record, a file or a machine."""
+        """Mark an item as failed, without the reason, which may name a record, file or machine."""
         self.announced.pop(item.name, None)
         entry = self.open.get(item.name)
         if entry is None:
@@ -273,7 +273,7 @@ class _Following:
             self._close_if_done(item.name)
 
     def _close_if_done(self, name: str) -> None:
-        """Close finished runs, and the oldest of too many: they can be opened again."""
+        """Close finished runs, and the oldest if there are too many; they can be opened again."""
         if self.open[name].more <= 0:
             self.open.pop(name).wandb_run.finish()
         waiting = [name for name, entry in self.open.items() if not entry.training]
@@ -305,7 +305,7 @@ class _Following:
         run.finish(exit_code=int(trial["state"] == "failed"))
 
     def _searched(self, name: str, search: _Search) -> None:
-        """All trials in one table, also of earlier sessions."""
+        """Send all trials in one table, including those of earlier sessions."""
         config = shown_of_search(name, search.about)
         run = self._init(digest(["search", name])[:16], name, name, "search", config)
         tell_search(run, trials_of(self.store, name, search.trials))
@@ -318,7 +318,7 @@ class _Following:
                 self._tell_metrics(entry)
 
     def end(self) -> None:
-        for entry in self.open.values():  # interrupted: they continue under the same id
+        for entry in self.open.values():  # interrupted trials continue under the same id
             if entry.training:
                 self.guarded(self._tell_metrics, entry)
             self.guarded(entry.wandb_run.finish, int(not (entry.folder / DONE).is_file()))
@@ -346,7 +346,7 @@ class _Following:
     def _init(
         self, identity: str, name: str, group: str, kind: str, config: Mapping[str, Any]
     ) -> Any:
-        """A W&B run; if W&B is unreachable, this and all that follow are written offline."""
+        """Start a W&B run; if W&B is unreachable, this and all later runs are written offline."""
         import wandb
 
         synthetic = ["synthetic"] if config.get("provenance") == "synthetic" else []
@@ -368,11 +368,11 @@ class _Following:
                 return wandb.init(**arguments, settings=self._settings("online"))
             except (wandb.errors.Error, OSError):
                 self.dashboard = replace(self.dashboard, mode="offline")
-                arguments["id"] += "-offline"  # W&B keeps the other one for what failed
+                arguments["id"] += "-offline"  # W&B uses the other status for failures
         return wandb.init(**arguments, settings=self._settings("offline"))
 
     def _settings(self, mode: Literal["online", "offline"]) -> Any:
-        """Settings that send nothing about machine, user or code."""
+        """W&B settings that send nothing about machine, user or code."""
         import wandb
 
         staging = self.store / FOLDER / "staging"

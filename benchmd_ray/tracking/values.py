@@ -1,4 +1,4 @@
-"""Scores of runs and trials of searches as W&B shows them; reasons of failures are not sent."""
+"""Scores of runs and trials of searches for W&B; reasons of failures are not sent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from benchmd_ray.runs.store import read_run
 from benchmd_ray.tuning.records import SCORE_OF, read_trials
 
 RESAMPLES = 200
-"""For the intervals that W&B shows; the report has more."""
+"""Resamples for the intervals in W&B; the report has more."""
 ABOUT = ("technique", "setting", "modality", "provenance")
-"""What of a search every one of its trials shows."""
+"""Fields of a search that are sent with each trial."""
 RESULTS = {
     "value": "score",
     "error": "score_error",
@@ -37,17 +37,17 @@ RESULTS = {
 }
 """Columns of a trial that are results, with their names in W&B."""
 UNSENT = ("number", "state", "reason", "started", "finished", "curve")
-"""Columns that are neither results nor settings; of them number, state and curve are sent."""
+"""Columns that are neither results nor settings; only number, state and curve of them are sent."""
 CURVE = "inner_validation_score"
-"""The score on the search's validation records after each step."""
+"""Name of the score on the search's validation records after each step."""
 
 OF = ("method", "regime", "use_case", "group")
-"""Columns of score rows that say what scores are of, where they are not of the network itself."""
+"""Columns of score rows for scores of something other than the network itself."""
 Row = Mapping[str, Any]
 
 
 def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> None:
-    """Scores of each split into the summary, and of each class into a table."""
+    """Send scores of each split to the summary, and of each class to a table."""
     import wandb
 
     rows = _score_rows(folder, dataset, evaluations()[evaluation])
@@ -65,12 +65,12 @@ def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> 
 
 
 def named(dataset: str, evaluation: str) -> str:
-    """A dataset, with the evaluation unless it is the usual one."""
+    """Name of a dataset, with the evaluation unless it is the default one."""
     return dataset if evaluation == CLASSIFIED.evaluation else f"{dataset}/{evaluation}"
 
 
 def _score_rows(folder: Path, dataset: str, evaluation: Evaluation) -> list[Any]:
-    """Score rows of predictions; of a classification AUROC only."""
+    """Score rows of predictions; for a classification only AUROC."""
     path = predictions_path(folder, dataset, evaluation.name)
     predictions = read_predictions(path, evaluation.form)
     if evaluation.scores is not None:
@@ -101,7 +101,7 @@ def trial_config(trial: Row) -> dict[str, Any]:
 
 
 def tell_trial(wandb_run: Any, trial: Row) -> None:
-    """A trial's curve into the history, its outcome into the summary."""
+    """Send a trial's curve to the history, and its outcome to the summary."""
     curve = trial.get("curve")
     for point in () if curve is None else curve:
         wandb_run.log({CURVE: _plain(point["value"])}, step=int(point["step"]))
@@ -109,7 +109,7 @@ def tell_trial(wandb_run: Any, trial: Row) -> None:
 
 
 def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
-    """All trials of a search as a table; counts and the highest score as summary."""
+    """Send all trials of a search as a table, with counts and the highest score as summary."""
     import wandb
 
     settings = dict.fromkeys(name for trial in trials for name in settings_of(trial))
@@ -131,9 +131,9 @@ def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
 
 
 def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
-    """Trials by number: those on disk, also of earlier sessions, and the reported.
+    """Trials by number: those on disk, including earlier sessions, and the reported ones.
 
-    Those on disk win: the table is written again with fresh evaluations.
+    Trials on disk take precedence, as the table is rewritten with fresh evaluations.
     """
     path = store / SEARCHES / search / TRIALS
     stored = read_trials(path).to_pylist() if path.is_file() else []
@@ -150,6 +150,6 @@ def _results(trial: Row) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Without NumPy scalars, and None for NaN."""
+    """Convert NumPy scalars to Python values, and NaN to None."""
     plain = value.item() if hasattr(value, "item") else value
     return None if isinstance(plain, float) and math.isnan(plain) else plain

@@ -1,1 +1,1 @@
-"""Pretraining, transfer and prediction, and the workers that do them."""
+"""Pretraining, transfer and prediction, and their workers."""

@@ -1,4 +1,4 @@
-"""A run's model on signals in their own unit, as they come from a file and not from a catalog."""
+"""A run's model on signals in physical units, as read from files rather than a catalog."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from benchmd_ray.training.weights import described, load_classifier, load_encode
 
 DEVICES = ("auto", "cpu", "cuda")
 Signals = npt.ArrayLike | torch.Tensor
-"""In the signal's unit: (records, *stored_shape) or of a single record without the first axis;
-instead of the stored shape the one that the encoder sees, where these differ."""
+"""In the signal's unit: (records, *stored_shape), or a single record without the first axis. The
+shape that the encoder sees is also accepted, if it differs from the stored shape.
+"""
 
 
 class InUnit(nn.Module):
-    """Normalises signals in their unit by the training split's statistics, and calls a module.
+    """Normalises signals by the training split's statistics, and calls a module.
 
     ``shape``: the model was trained with ``transfer.augmentation.shape``.
     """
@@ -50,9 +51,9 @@ class InUnit(nn.Module):
         self._normalise = normaliser(signal, statistics, device)
 
     def forward(self, signals: torch.Tensor, sizes: torch.Tensor | None = None) -> torch.Tensor:
-        """The module's outputs of signals (batch, *stored_shape) float32.
+        """Outputs of the module for signals (batch, *stored_shape) float32.
 
-        ``sizes`` are (batch, axes but the channel's), see `Record.valid_size`; None: no padding.
+        ``sizes`` are (batch, axes without channel), see `Record.valid_size`; None: no padding.
         """
         if sizes is None:
             whole = torch.tensor(self.signal.stored_shape[1:], device=signals.device)
@@ -64,7 +65,7 @@ class InUnit(nn.Module):
 
 
 class Applied:
-    """A model that takes signals in their unit. It computes in float32 on any device."""
+    """A model that takes signals in physical units. It computes in float32 on any device."""
 
     def __init__(
         self, folder: Path, module: nn.Module, encoder: nn.Module, device: str | torch.device
@@ -87,7 +88,7 @@ class Applied:
         channels: Sequence[str] | None,
         sizes: npt.ArrayLike | torch.Tensor | None,
     ) -> torch.Tensor:
-        """The module's outputs of all records, on its device."""
+        """Outputs of the module for all records, on its device."""
         _require_alike(self.signal, rate, channels)
         taken = _records(signals, self.signal)
         _require_grey_levels(taken, self.signal)
@@ -104,7 +105,7 @@ class Applied:
 
 
 class FeatureEncoder(Applied):
-    """The encoder of a run: signals in their unit to features."""
+    """The encoder of a run: signals in physical units to features."""
 
     def __init__(self, folder: Path, device: str | torch.device = "auto") -> None:
         encoder = load_encoder(folder)
@@ -127,21 +128,21 @@ class FeatureEncoder(Applied):
         """Features of records: (records, width) float32, an array, or a tensor for tensors.
 
         Args:
-            signals: NumPy or PyTorch, see `Signals`.
+            signals: NumPy array or PyTorch tensor, see `Signals`.
             rate: Sampling rate in Hz, compared with the model's.
             channels: Names of the channels in their order, compared with the model's.
-            sizes: Extents within which signals are more than padding (`signals.valid_area`),
-                (records, axes but the channel's): models saw padding as zeros. None: no padding.
+            sizes: Extents of signals without padding (`signals.valid_area`), (records, axes without
+                channel); padding becomes zeros, as in training. None: no padding.
 
         Raises:
-            BenchmdError: The signals are of another shape, rate or channels than the model takes,
-                not finite, or grey levels scaled to [0, 1].
+            BenchmdError: The signals have another shape, rate or channels than the model's, are not
+                finite, or are grey levels scaled to [0, 1].
         """
         return _alike(signals, self.outputs(signals, rate, channels, sizes).float())
 
 
 class SignalClassifier(Applied):
-    """The classifier of a transfer run: signals in their unit to probabilities."""
+    """The classifier of a transfer run: signals in physical units to probabilities."""
 
     task: Task
 
@@ -159,17 +160,17 @@ class SignalClassifier(Applied):
         sizes: npt.ArrayLike | torch.Tensor | None = None,
         card: DatasetCard | None = None,
     ) -> Any:
-        """Probabilities (records, classes) float32; of exclusive classes they add up to 1.
+        """Probabilities (records, classes) float32; for exclusive classes they add up to 1.
 
-        ``card``, such as ``catalog(…).info.card``, is of a dataset that merges classes of the
-        model's task: probabilities are of its classes, the sums of those that each merges. The
-        rest is as in `FeatureEncoder.features`.
+        With ``card``, such as ``catalog(…).info.card``, of a dataset that merges classes of the
+        model's task, the probabilities of merged classes are summed. The other arguments are as in
+        `FeatureEncoder.features`.
         """
         scores = probabilities(self.outputs(signals, rate, channels, sizes), self.task)
         if card is not None:
             if card.task != self.task:
                 raise BenchmdError(
-                    f"{card.name} is of another task than the model: its classes are "
+                    f"{card.name} has another task than the model: its classes are "
                     f"{shown(card.task.classes)}, the model's {shown(self.classes)}."
                 )
             scores = scores @ torch.from_numpy(merging(card)).to(scores)
@@ -177,12 +178,12 @@ class SignalClassifier(Applied):
 
 
 def probabilities(logits: torch.Tensor, task: Task) -> torch.Tensor:
-    """Softmax over exclusive classes, else the sigmoid of each: (records, classes) float32."""
+    """Softmax for exclusive classes, otherwise sigmoid: (records, classes) float32."""
     return logits.float().softmax(dim=1) if task.exclusive else logits.float().sigmoid()
 
 
 def _require_alike(signal: Signal, rate: float | None, channels: Sequence[str] | None) -> None:
-    """Refuse signals of another rate or of other channels, where these are stated."""
+    """Refuse signals whose stated rate or channels differ from the model's."""
     if rate is not None and (signal.rate is None or _ratio(rate) != _ratio(signal.rate)):
         takes = "has no rate" if signal.rate is None else f"takes {signal.rate:g} Hz"
         raise BenchmdError(
@@ -198,11 +199,11 @@ def _require_alike(signal: Signal, rate: float | None, channels: Sequence[str] |
 
 
 def _ratio(rate: float) -> Fraction:
-    return Fraction(rate).limit_denominator(10_000)  # as rates of catalogs are taken
+    return Fraction(rate).limit_denominator(10_000)  # the tolerance for rates of catalogs
 
 
 def _records(signals: Signals, signal: Signal) -> npt.NDArray[Any] | torch.Tensor:
-    """Signals with a first axis of records, of one of the two shapes."""
+    """Signals in one of the two shapes, with records as the first axis."""
     values = signals if isinstance(signals, torch.Tensor) else np.asarray(signals)
     real = (
         not values.is_complex() if isinstance(values, torch.Tensor) else values.dtype.kind in "biuf"
@@ -227,27 +228,31 @@ def _records(signals: Signals, signal: Signal) -> npt.NDArray[Any] | torch.Tenso
 
 
 def _require_grey_levels(values: npt.NDArray[Any] | torch.Tensor, signal: Signal) -> None:
-    """Refuse grey levels that were scaled to [0, 1]; records that are black throughout are fine."""
+    """Refuse grey levels that were scaled to [0, 1]; completely black records are fine."""
     if signal.dtype != "uint8" or signal.unit != "grey level":
         return
     low, high = float(values.min()), float(values.max())
     if low >= 0 and 0 < high <= 1:
         raise BenchmdError(
             f"the signals have values from {low:g} to {high:g}, and the model takes grey levels "
-            "from 0 to 255: give them as files have them, or multiply them by 255 if they were "
-            "divided by it."
+            "from 0 to 255: give the values of the files, or multiply by 255 if they were divided "
+            "by it."
         )
 
 
 def _in_stored_shape(
     part: npt.NDArray[Any] | torch.Tensor, signal: Signal, device: torch.device
 ) -> torch.Tensor:
-    """Records as float32 (records, *stored_shape), with zeros around what the encoder sees."""
+    """Records as float32 (records, *stored_shape), padded with zeros around the encoder's input."""
     if not isinstance(part, torch.Tensor):
-        part = torch.from_numpy(np.array(part, np.float32, order="C"))  # of any strides and order
+        part = torch.from_numpy(
+            np.array(part, np.float32, order="C")
+        )  # of any strides and byte order
     values = part.to(device, torch.float32)
     if not torch.isfinite(values).all():
-        raise BenchmdError("the signals have NaN or infinite values: fill them in, or leave out.")
+        raise BenchmdError(
+            "the signals have NaN or infinite values: fill them in, or exclude these signals."
+        )
     around: list[int] = []
     for stored, seen in zip(signal.stored_shape[:0:-1], reversed(values.shape[2:]), strict=True):
         around += [(stored - seen) // 2] * 2
@@ -257,7 +262,7 @@ def _in_stored_shape(
 def _sizes(
     sizes: npt.ArrayLike | torch.Tensor | None, records: int, signal: Signal
 ) -> torch.Tensor:
-    """Valid sizes of records, (records, axes but the channel's) int64."""
+    """Valid sizes of records, (records, axes without channel) int64."""
     whole = torch.tensor(signal.stored_shape[1:])
     if sizes is None:
         return whole.expand(records, -1)

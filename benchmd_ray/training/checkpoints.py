@@ -1,7 +1,7 @@
-"""Checkpoints of a run, whole or not there.
+"""Checkpoints of a run, written atomically.
 
-``checkpoints/step_000000100`` holds a training state and ``checkpoint.json`` with the SHA-256 of
-its files, compared before they are loaded. Two are kept: if the newer is damaged, training resumes
+``checkpoints/step_000000100`` has a training state and ``checkpoint.json`` with the SHA-256 of its
+files, verified before loading. Two checkpoints are kept: if the newer is damaged, training resumes
 from the older one.
 """
 
@@ -34,12 +34,12 @@ from benchmd_ray.training.engine import Engine, TorchEngine, barrier, gather
 KEPT = 2
 STEP = f"step_{'[0-9]' * 9}"
 ASIDE = f"{TEMPORARY}old-"
-"""Prefix of a checkpoint that another one takes the place of."""
+"""Prefix of a checkpoint that is being replaced."""
 logger = logging.getLogger(__name__)
 
 
 class State(TypedDict):
-    """What `CHECKPOINT` says at least."""
+    """Required content of `CHECKPOINT`."""
 
     step: Count
     position: dict[str, Any]
@@ -54,12 +54,12 @@ def save_checkpoint(
     files: Mapping[str, Callable[[Path], None]] | None = None,
     save: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a checkpoint under a temporary name and rename it; `KEPT` of them stay.
+    """Write a checkpoint under a temporary name and rename it; the newest `KEPT` stay.
 
-    Every worker calls it, on storage that all see. Random states need no saving: everything drawn
-    is a function of seed, step and worker. ``position`` is what else the loop needs to resume, as
-    JSON; ``files`` are further files and what writes them, on the first worker. ``save`` writes a
-    snapshot of the engine instead of its state.
+    Every worker calls it, on shared storage. Random states need no saving, as random numbers are a
+    function of seed, step and worker. ``position`` is the loop's own state as JSON; ``files`` maps
+    further files to functions that write them, on the first worker. ``save`` writes a snapshot of
+    the engine instead of its current state.
     """
     folder = run / CHECKPOINTS
     final = folder / f"step_{step:09d}"
@@ -92,10 +92,10 @@ def save_checkpoint(
 def saving(
     run: Path, engine: Engine, *, later: bool | None = None
 ) -> Iterator[Callable[[int, dict[str, Any]], None]]:
-    """Save checkpoints of a run within, see `save_checkpoint`.
+    """Context in which checkpoints of a run are saved, see `save_checkpoint`.
 
-    With one worker on a GPU (``later``), training continues while a checkpoint is written, until
-    the next one or the end.
+    With one worker on a GPU (``later``), a checkpoint is written in the background until the next
+    one or the end.
     """
     if later is None:
         later = engine.worker.device.type == "cuda"
@@ -117,22 +117,22 @@ def saving(
         try:
             yield save
         except BaseException:
-            with suppress(BenchmdError):  # there is an error already
+            with suppress(BenchmdError):  # another error is already raised
                 finish()
             raise
         finish()
 
 
 def _replace_oldest(partial: Path, final: Path) -> None:
-    """Put a checkpoint next to the one before it and remove all others; one is always whole."""
-    if final.exists():  # of the same step, such as in an epoch that was begun again
+    """Move a new checkpoint into place and remove all but the last one; one is always complete."""
+    if final.exists():  # of the same step, such as in a repeated epoch
         _aside(final)
     partial.rename(final)
     before = sorted(p for p in final.parent.glob(STEP) if p.name < final.name)
     kept = [final, *before[1 - KEPT :]]
     for other in final.parent.iterdir():
         if other not in kept:
-            # What is half removed must not look whole.
+            # A half-removed checkpoint must not look complete.
             remove(_aside(other) if other.name.startswith("step_") else other)
 
 
@@ -143,9 +143,10 @@ def _aside(checkpoint: Path) -> Path:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Whole checkpoints of a run, the newest first; their hashes are not compared.
+    """Complete checkpoints of a run, newest first; hashes are not verified.
 
-    One that was put aside counts where no other has its step: a process ended amid two renames.
+    A checkpoint that was put aside counts if no other has its step: a process died between two
+    renames.
     """
     folders: dict[int, Path] = {}
     for prefix in (ASIDE, ""):
@@ -159,7 +160,7 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 
 def checkpoint_step(folder: Path) -> int:
-    """Steps or epochs done at a run's newest checkpoint; 0 where there is none."""
+    """Steps or epochs done at a run's newest checkpoint; 0 if there is none."""
     checkpoint = latest_checkpoint(folder)
     return 0 if checkpoint is None else _step_of(checkpoint)
 
@@ -179,7 +180,7 @@ class Checkpoint:
 def load_checkpoint(run: Path, engine: Engine) -> Checkpoint | None:
     """Load the newest undamaged checkpoint into an engine, if any; every worker calls it."""
     step = _undamaged_step(run) if engine.worker.rank == 0 else -1
-    # The first worker hashes the files, which all see, for everyone.
+    # The first worker verifies the shared files for all workers.
     step = int(gather(torch.tensor([step], device=engine.worker.device))[0])
     for folder in checkpoints(run):
         if _step_of(folder) == step:
@@ -190,7 +191,7 @@ def load_checkpoint(run: Path, engine: Engine) -> Checkpoint | None:
 
 
 def _undamaged_step(run: Path) -> int:
-    """Step of the newest undamaged checkpoint, -1 where there is none; logs damaged ones."""
+    """Step of the newest undamaged checkpoint, -1 if there is none; logs damaged ones."""
     folders = checkpoints(run)
     for number, folder in enumerate(folders, 1):
         try:

@@ -15,22 +15,22 @@ from benchmd_ray.models.encoder import values_held
 from benchmd_ray.training.engine import alone, autocast, gather
 
 EVALUATION_BATCH = 256
-"""Examples of a step that takes no gradients, all workers together, at most."""
+"""Most examples of a step without gradients, over all workers."""
 EVALUATION_VALUES = 2**26
-"""Values of the input of such a step, or of a map of a convolutional network, at most."""
+"""Most values of the input, or of a convolutional map, in a step without gradients."""
 HELD_BYTES = 2**26
-"""Of outputs that wait on the device, at most, and always those of one step."""
+"""Most bytes of outputs waiting on the device; one step's outputs are always allowed."""
 
 
 def evaluation_batch(encoder: nn.Module) -> int:
-    """Examples of a step that takes no gradients, all workers together."""
+    """Examples of a step without gradients, over all workers."""
     return max(1, min(EVALUATION_BATCH, EVALUATION_VALUES // values_held(encoder)))
 
 
 def collect(
     forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed, batch_size: int
 ) -> npt.NDArray[np.float32]:
-    """Outputs (rows, width) of every row in row order, without gradients; for every worker."""
+    """Outputs (rows, width) of all rows in order, without gradients; every worker gets them."""
     outputs: npt.NDArray[np.float32] = gathered(
         lambda batch: forward(batch.signals).float(), feed, batch_size
     )
@@ -40,7 +40,7 @@ def collect(
 def gathered(
     work: Callable[[Batch], torch.Tensor], feed: Feed, batch_size: int
 ) -> npt.NDArray[Any]:
-    """Results (rows, …) of a function for every row in order, without gradients."""
+    """Results (rows, …) of a function for all rows in order, without gradients."""
     rows, outputs = _HostBuffer(), _HostBuffer()
     with torch.inference_mode():
         for batch in feed.ordered(batch_size):
@@ -53,7 +53,7 @@ def gathered(
 
 
 class _HostBuffer:
-    """Tensors of a device, copied to the host many at a time: each copy waits for the device."""
+    """Copies tensors from a device to the host in groups, as each copy waits for the device."""
 
     def __init__(self) -> None:
         self._waiting: list[torch.Tensor] = []
@@ -85,13 +85,13 @@ def evaluating(module: nn.Module, worker: Worker, precision: str) -> Callable[[t
 
 
 EVALUATED = 0.5
-"""What shapes are multiplied with where the model is evaluated: the mean of training's factor."""
+"""Factor on shapes in evaluation: the mean factor of training."""
 
 
 def evaluated(
     forward: Callable[[torch.Tensor], torch.Tensor], shape: bool
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A forward pass on normalised signals as the model is evaluated on them.
+    """A forward pass on normalised signals in evaluation.
 
     ``shape`` is ``transfer.augmentation.shape`` of its training.
     """

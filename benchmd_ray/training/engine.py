@@ -34,23 +34,26 @@ from benchmd_ray.training.state import (
 )
 
 FACTOR = "lr_factor"
-"""Key of a parameter group: what its learning rate is multiplied with."""
+"""Key of a parameter group for the factor on its learning rate."""
 BUCKET = 2**25
-"""Values that ZeRO exchanges, steps or holds whole at a time, at most: 128 MiB in float32.
-DeepSpeed's own limits lie above the size of our largest encoder and so would split nothing."""
+"""Most values that ZeRO exchanges, steps or gathers at a time: 128 MiB in float32. DeepSpeed's
+defaults are above the size of our largest encoder, so nothing would be split.
+"""
 ENGINE_USE = "training by several workers or with ZeRO"
 
 Captures = Literal["", "passes", "step"]
-"""Nothing; forward and backward pass, as the update exchanges gradients; or all of it."""
+"""What a CUDA graph can capture: nothing; only forward and backward pass, as the update exchanges
+gradients; or the whole step.
+"""
 
 
 class Engine(ABC):
-    """Steps a module's parameters."""
+    """Trains a module's parameters step by step."""
 
     module: nn.Module
     worker: Worker
     captures: Captures
-    """What of a step a CUDA graph can hold."""
+    """The part of a step that a CUDA graph can capture."""
     _forward: nn.Module
     _optimiser: Any
     _state: State
@@ -61,26 +64,26 @@ class Engine(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        """Add this worker's gradients to those that `update` has not used yet.
+        """Accumulate this worker's gradients until `update`.
 
         ``last``: `update` follows, and no other backward pass.
         """
 
     @abstractmethod
     def update(self) -> None:
-        """Step the optimiser and use up the gradients, averaged over workers."""
+        """Step the optimiser with gradients averaged over workers, and reset them."""
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of every parameter group, times the group's factor if any."""
         for group in self._optimiser.param_groups:
             rate = lr * group.get(FACTOR, 1.0)
-            if isinstance(group["lr"], torch.Tensor):  # on the device, where a graph reads it
+            if isinstance(group["lr"], torch.Tensor):  # on the device, so that a graph can read it
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
 
     def tensors(self) -> list[torch.Tensor]:
-        """All that a step changes: parameters, buffers and AdamW's moments; not with ZeRO."""
+        """Tensors that a step changes: parameters, buffers and AdamW's moments; not with ZeRO."""
         states = self._optimiser.state.values()
         moments = [state[name] for state in states for name in MOMENTS]
         return [*self.module.parameters(), *self.module.buffers(), *moments]
@@ -116,7 +119,7 @@ def uses_bf16(precision: str, device: torch.device) -> bool:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Context of a forward pass; weights and optimiser stay in float32."""
+    """Mixed-precision context of a forward pass; weights and optimiser stay in float32."""
     enabled = uses_bf16(precision, device)
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
@@ -146,7 +149,7 @@ def barrier() -> None:
 def adamw(
     parameters: Iterable[Any], settings: OptimiserSettings, device: torch.device
 ) -> torch.optim.AdamW:
-    """Fused AdamW over parameters or groups of them; on a GPU a graph may hold its step."""
+    """Fused AdamW over parameters or parameter groups; on a GPU a graph can capture its step."""
     on_gpu = device.type == "cuda"
     optimiser = torch.optim.AdamW(
         parameters,
@@ -187,14 +190,14 @@ class TorchEngine(Engine):
         self._optimiser.zero_grad(set_to_none=True)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy what `save` writes; what writes it later."""
+        """Copy the state, and return a function that writes it like `save`."""
         return snapshot(self.module, self._state)
 
 
 class DeepSpeedEngine(Engine):
     """DeepSpeed, any number of workers, any ZeRO stage.
 
-    Without ZeRO the module itself is called, and DeepSpeed does what follows the backward pass.
+    Without ZeRO the module is called directly, and DeepSpeed takes over after the backward pass.
     """
 
     def __init__(
@@ -218,7 +221,7 @@ class DeepSpeedEngine(Engine):
         )
         self._optimiser = self._engine.optimizer
         splits = execution.zero_stage > 0
-        # DeepSpeed's hooks on the module that it was given wait for the device.
+        # DeepSpeed's hooks on its module wait for the device.
         self._forward = self._engine if splits else _Autocast(*about)
         self.captures = "" if splits else "passes"
         self._state = (
@@ -239,7 +242,7 @@ class DeepSpeedEngine(Engine):
 
 
 class _Autocast(nn.Module):
-    """Runs a module in mixed precision, inside DeepSpeed's engine too, which knows of none."""
+    """Runs a module in mixed precision, also within DeepSpeed's engine."""
 
     def __init__(self, module: nn.Module, device: torch.device, precision: str) -> None:
         super().__init__()
@@ -258,9 +261,9 @@ def make_engine(
     worker: Worker,
     factors: Mapping[str, float] | None = None,
 ) -> Engine:
-    """The engine of the settings: DeepSpeed with several workers or ZeRO, else PyTorch.
+    """The engine for the settings: DeepSpeed with several workers or ZeRO, otherwise PyTorch.
 
-    ``factors`` multiply the learning rate of each parameter, by its name; None: the same for all.
+    ``factors`` multiply learning rates, by name of the parameter; None: the same rate for all.
     """
     kind = DeepSpeedEngine if _chosen(execution, worker.world) == "deepspeed" else TorchEngine
     return kind(module, optimiser, execution, worker, factors)
@@ -302,10 +305,10 @@ def deepspeed_config(
         "stage3_max_live_parameters",
         "stage3_max_reuse_distance",
     )
-    limit = min(BUCKET, parameters + parameters % 2)  # DeepSpeed needs an even one
+    limit = min(BUCKET, parameters + parameters % 2)  # DeepSpeed needs an even number
     return {
         "train_micro_batch_size_per_gpu": 1,  # only reported; batches come from the feed
-        "gradient_accumulation_steps": 1,  # `backward` is told which pass is the last
+        "gradient_accumulation_steps": 1,  # `backward` marks the last pass
         "zero_optimization": {"stage": execution.zero_stage, **dict.fromkeys(limits, limit)},
         "optimizer": {
             "type": "AdamW",
@@ -322,7 +325,7 @@ def deepspeed_config(
 
 
 def _join_process_group(worker: Worker) -> None:
-    """Adopt the process group there is, or make one of this process only."""
+    """Use the existing process group, or create one of this process only."""
     if dist.is_initialized():
         return
     with socket.socket() as free:
@@ -340,7 +343,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def parameter_groups(module: nn.Module, factors: Mapping[str, float] | None) -> list[Any]:
-    """The trainable parameters, or a group of them for each factor, see `make_engine`."""
+    """The trainable parameters, or one group per factor, see `make_engine`."""
     if factors is None:
         return trainable(module)
     groups: dict[float, list[nn.Parameter]] = {}

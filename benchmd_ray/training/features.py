@@ -1,7 +1,7 @@
 """Evaluation of a frozen encoder: stored features, a linear head, and nearest neighbours.
 
-A file ``<name>.npy`` is named by the hash of all that determines its content; ``<name>.json`` has
-its SHA-256 and what it is of.
+A file ``<name>.npy`` is named by a hash of everything that determines its content; ``<name>.json``
+has its SHA-256 and description.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmd_ray.cluster.hardware import hardware
 from benchmd_ray.data.batches import Rows, Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
+from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.extensions.parts import versions_of
 from benchmd_ray.files.arrays import mapped
@@ -37,6 +38,7 @@ from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.training.collect import EVALUATION_BATCH, collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import TorchEngine, cpu_copy, uses_bf16
 from benchmd_ray.training.forward import graphed
+from benchmd_ray.training.logistic import fit_head
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.selection import Best, TransferData, training_feed, training_streams
 from benchmd_ray.training.steps import Inputs, Steps, choose_step
@@ -51,17 +53,17 @@ class FeatureStore:
 
     folder: Path
     about: dict[str, Any]
-    """What decides the features of a record."""
+    """Everything that determines the features of a record."""
     width: int
 
     def features(
         self, split: str, rows: Rows, encode: Callable[[], Features], streaming: bool
     ) -> Features:
-        """Features (rows, width) of a split: those stored, or encoded now and then stored.
+        """Features (rows, width) of a split: stored ones, or encoded now and stored.
 
-        Of several processes that need the same at once, one encodes and the others wait.
-        ``streaming``: ``encode`` reads a streaming feed, whose batches round differently. Writes to
-        the result never reach the file.
+        If several processes need the same features, one encodes and the others wait. ``streaming``:
+        ``encode`` reads a streaming feed, whose batches round differently. Changes of the result do
+        not affect the file.
         """
         chosen = hashlib.sha256(np.ascontiguousarray(rows, np.int64).tobytes()).hexdigest()
         about = self.about | {"split": split, "rows": chosen, "streaming": streaming}
@@ -81,7 +83,7 @@ def feature_store(
     folder: Path, encoder: nn.Module, settings: Settings, catalog: Catalog, device: torch.device
 ) -> FeatureStore:
     size = as_dict(settings.encoder)
-    for name in ("dropout", "embedding_dropout"):  # at rest in a frozen encoder
+    for name in ("dropout", "embedding_dropout"):  # inactive in a frozen encoder
         del size[name]
     bf16 = uses_bf16(settings.execution.precision, device)
     about = {
@@ -108,7 +110,7 @@ def _keep(path: Path, features: Features, about: dict[str, Any]) -> None:
 
 
 def _kept(path: Path, shape: tuple[int, int], about: dict[str, Any]) -> Features | None:
-    """Stored features; None where there are none, damaged ones or others."""
+    """Stored features; None if missing, damaged or different."""
     try:
         stated = read_hashed_json(path.with_suffix(".json"), "", {"features": str})
         require_sha256(path, stated.pop("features"), "")
@@ -132,12 +134,14 @@ def linear_evaluation(
 ) -> Best:
     """Train the head on the frozen encoder's features; ``transfer.layer_decay`` is not read.
 
-    They are stored in the folder ``kept`` for other runs, and taken from it.
+    Features are stored in the folder ``kept`` and shared with other runs.
     """
     transfer = settings.transfer
     training, validation = frozen_features(settings, catalog, data, model.encoder, worker, kept)
+    if transfer.solver == "logistic":
+        return _solved(settings, catalog, data, model, reporter, training, validation)
     features = torch.from_numpy(training).to(worker.device)
-    # A copy is in memory alike wherever the features came from: the same bits come out.
+    # A copy has the same memory layout wherever the features came from, hence identical results.
     validation_features = torch.from_numpy(validation).clone().to(worker.device)
     targets = torch.from_numpy(data.columns.targets[data.rows]).to(worker.device)
     head, best = model.head.to(worker.device), Best()
@@ -156,6 +160,30 @@ def linear_evaluation(
     return best
 
 
+def _solved(
+    settings: Settings,
+    catalog: Catalog,
+    data: TransferData,
+    model: Classifier,
+    reporter: Reporter,
+    training: Features,
+    validation: Features,
+) -> Best:
+    """The head by logistic regression; the validation split is only scored."""
+    reporter.start("logistic regression", 1, "epochs", 0)
+    targets = data.columns.targets[data.rows].astype(np.int8)
+    patients = np.array(split_table(catalog, "train", ["group_id"])["group_id"].to_pylist(), str)
+    head = fit_head(training, targets, patients[data.rows], data.task, settings.seed)
+    with torch.no_grad():
+        model.head.weight.copy_(torch.from_numpy(head.weight))  # type: ignore[operator]
+        model.head.bias.copy_(torch.from_numpy(head.bias))  # type: ignore[operator]
+    scores, best = data.scores(validation @ head.weight.T + head.bias), Best()
+    best.offer(scores["validation_auroc"], 0, partial(cpu_copy, model))
+    reporter.report(1, {**scores, "penalty": head.penalty})
+    reporter.finish()
+    return best
+
+
 def nearest_neighbours(
     settings: Settings,
     catalog: Catalog,
@@ -166,9 +194,10 @@ def nearest_neighbours(
     *,
     kept: Path | None = None,
 ) -> Best:
-    """Let the training records vote by their features; nothing is trained.
+    """Classify by the votes of the nearest training records; nothing is trained.
 
-    The head holds their features, which are stored in the folder ``kept`` for other runs.
+    The head holds their features, which are stored in the folder ``kept`` and shared with other
+    runs.
     """
     training, validation = frozen_features(settings, catalog, data, model.encoder, worker, kept)
     reporter.start("nearest neighbours", 1, "epochs", 0)
@@ -199,7 +228,9 @@ def frozen_features(
     """Features of the chosen training rows and of the whole validation split."""
     size = evaluation_batch(encoder)
     direct = evaluating(encoder, worker, settings.execution.precision)
-    forward = graphed(direct, worker, settings)  # not compiled: kept features are of all runs
+    forward = graphed(
+        direct, worker, settings
+    )  # not compiled: stored features are shared by all runs
 
     def train() -> Features:
         return collect(forward, training_feed(catalog, settings, worker, data), size)
@@ -233,7 +264,7 @@ def head_steps(
 
     count = -(-rows // min(transfer.batch_size, rows)) * transfer.epochs
     chosen = choose_step(settings.execution, engine, count, built_in=True)
-    if chosen.way == "captured":  # so small a step takes longer to compile than all of them
+    if chosen.way == "captured":  # compiling takes longer than all of these small steps
         chosen = replace(chosen, compiles=False, why="not compiled: only a head")
     return Steps(engine, loss, lambda step: None, chosen)  # a head has no dropout to seed
 

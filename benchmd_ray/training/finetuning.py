@@ -1,11 +1,12 @@
-"""What fine-tuning does to weights: learning rates by depth, freezing, stochastic depth, averaging.
+"""Options of fine-tuning: layer-wise learning rates, freezing, stochastic depth, weight averaging.
 
 Sources: layer-wise decay, Bao et al., BEiT (https://arxiv.org/abs/2106.08254), appendix, and He et
-al. (https://arxiv.org/abs/2111.06377), table 9, whose released code counts as here; frozen lower
-blocks, Yosinski et al. 2014 (https://arxiv.org/abs/1411.1792): features next to the signal are the
-most general ones, and few records are too few to learn them anew; stochastic depth, see
-`models.drop_path`; averages, Polyak and Juditsky 1992 (doi:10.1137/0330046), whose decay rises in
-the first steps as in TensorFlow's ``tf.train.ExponentialMovingAverage`` with ``num_updates``.
+al. (https://arxiv.org/abs/2111.06377), table 9, whose released code counts layers as here; frozen
+lower blocks, Yosinski et al. 2014 (https://arxiv.org/abs/1411.1792): features of the first layers
+are the most general, and small datasets are not enough to learn them again; stochastic depth, see
+`models.drop_path`; weight averaging, Polyak and Juditsky 1992 (doi:10.1137/0330046), whose decay
+rises in the first steps as in TensorFlow's ``tf.train.ExponentialMovingAverage`` with
+``num_updates``.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from benchmd_ray.training.state import named_tensors
 FIRST = ("patch_embedding", "cls", "positions", "stem")
 """Parts of an encoder below its first block."""
 ROUNDING = 1e-9
-"""What a share of the blocks may lack of a whole number: 0.7 of 10 are 7."""
+"""Tolerance below a whole number of blocks: 0.7 of 10 are 7."""
 STOCHASTIC_DEPTH = "transfer.stochastic_depth"
 WHOLE = 2
-"""Highest stage of ZeRO at which each worker has all parameters."""
+"""Highest ZeRO stage at which each worker has all parameters."""
 
 
 def layer_factors(
     model: Classifier | Segmenter, decay: float, network: str
 ) -> dict[str, float] | None:
-    """Factor of the learning rate of each parameter, by name; None where all are 1.
+    """Factor on the learning rate by name of the parameter; None if all are 1.
 
-    Of D blocks, block i (from 0, next to the signal) has decay^(D − i); what is below them
-    (`FIRST`) has decay^(D + 1); everything else, such as the head, has 1. AdamW multiplies weight
-    decay with the learning rate, so that it falls with it.
+    With D blocks, block i (from 0, next to the signal) has decay^(D − i), the parts below (`FIRST`)
+    have decay^(D + 1), and everything else, such as the head, has 1. AdamW multiplies weight decay
+    by the learning rate, so it is scaled as well.
     """
     if decay == 1.0:
         return None
@@ -53,19 +54,19 @@ def layer_factors(
 def blocks_of(
     encoder: nn.Module, setting: str, value: float, network: str, *, off: float
 ) -> nn.ModuleList | nn.Sequential:
-    """The blocks of an encoder, in order; the value ``off`` of the setting needs none."""
+    """The blocks of an encoder, in order; not needed if the setting has the value ``off``."""
     blocks = getattr(encoder, "blocks", None)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks):
         raise BenchmdError(
             f"{setting} is {value:g} and the encoder network {network} has no `blocks` (a "
-            "torch.nn.ModuleList or Sequential of its layers, the first next to the signal): name "
-            f"them so, or leave {setting} at {off:g}."
+            "torch.nn.ModuleList or Sequential of its layers, the first next to the signal): use "
+            f"this name, or leave {setting} at {off:g}."
         )
     return blocks
 
 
 def _below_head(name: str, depth: int) -> int:
-    """Layers between a parameter and the head: 0 for the head's own."""
+    """Depth of a parameter below the head; 0 for the head."""
     whose, part, *rest = name.split(".")
     if whose == "encoder" and part in FIRST:
         return depth + 1
@@ -75,7 +76,7 @@ def _below_head(name: str, depth: int) -> int:
 
 
 def freeze(model: Classifier | Segmenter, share: float, network: str) -> None:
-    """Freeze the share · D blocks, rounded down, next to the signal, and what is below them."""
+    """Freeze the first share · D blocks, rounded down, and everything below them."""
     if not share:
         return
     blocks_of(model.encoder, "transfer.freeze", share, network, off=0)
@@ -89,7 +90,7 @@ def freeze(model: Classifier | Segmenter, share: float, network: str) -> None:
 def frozen_parts(model: nn.Module, share: float) -> list[nn.Module]:
     """Modules that `freeze` freezes, which training leaves in eval mode.
 
-    So running statistics of batch normalisation stay, and nothing is dropped within.
+    So their batch-norm statistics do not change, and they have no dropout.
     """
     if not share:
         return []
@@ -109,7 +110,7 @@ def require_pretrained(share: float, *, pretrained: bool) -> None:
 
 
 def set_stochastic_depth(model: Classifier | Segmenter, rate: float, network: str) -> None:
-    """Set the drop rate of block i of D, from 0: rate · (i + 1) / D (Huang et al., equation 4)."""
+    """Set the drop rate of block i (from 0) of D to rate · (i + 1) / D (Huang et al., eq. 4)."""
     if not rate:
         return
     blocks = blocks_of(model.encoder, STOCHASTIC_DEPTH, rate, network, off=0)
@@ -119,23 +120,24 @@ def set_stochastic_depth(model: Classifier | Segmenter, rate: float, network: st
             raise BenchmdError(
                 f"{STOCHASTIC_DEPTH} is {rate:g}, and a {type(block).__name__} of the encoder "
                 f"network {network} has no `drop_path`: pass its branch through a "
-                "benchmd_ray.models.drop_path.DropPath of that name before it is added, or leave "
+                "benchmd_ray.models.drop_path.DropPath named `drop_path` before it is added, or "
+                "leave "
                 f"{STOCHASTIC_DEPTH} at 0."
             )
         path.rate = rate * number / len(blocks)
 
 
 class Average:
-    """The average of a module's parameters and buffers, on the module's device.
+    """Moving average of a module's parameters and buffers, on the module's device.
 
     Running statistics of batch normalisation are averaged too: mean weights need mean statistics.
     Integers, such as numbers of batches, are copied.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        """Start at the module's weights, which are whole in this process and the same in all.
+        """Start at the module's weights, which must be complete in this process and equal in all.
 
-        ``decay`` is the share of the average that a step keeps, in (0, 1).
+        ``decay`` is the weight of the old average in each step, in (0, 1).
         """
         self._decay = decay
         self._tensors = {name: tensor.detach() for name, tensor in named_tensors(module).items()}
@@ -149,7 +151,7 @@ class Average:
     def update(self, step: int) -> None:
         """Add the weights after step t, from 0, with the decay min(decay, (1 + t) / (10 + t)).
 
-        So the first weights, which are random in part, are soon forgotten.
+        So the first weights, which are partly random, are soon forgotten.
         """
         decay = min(self._decay, (1 + step) / (10 + step))
         average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
@@ -159,7 +161,7 @@ class Average:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Give the module the average within."""
+        """Context in which the module has the averaged weights."""
         self._swap()
         try:
             yield
@@ -177,13 +179,13 @@ class Average:
         save_file({name: value.cpu().contiguous() for name, value in self._values.items()}, path)
 
     def load(self, path: Path) -> None:
-        """Read what `save` wrote; the checkpoint has compared its hash."""
+        """Load what `save` wrote; its hash was verified with the checkpoint."""
         for name, value in load_file(path).items():
             self._values[name].copy_(value)
 
 
 def require_averageable(settings: Settings) -> None:
-    """Refuse to average parameters that no worker has whole (ZeRO stage 3)."""
+    """Refuse to average parameters that are split over workers (ZeRO stage 3)."""
     averaging, stage = settings.transfer.averaging, settings.execution.zero_stage
     if averaging and stage > WHOLE:
         raise BenchmdError(

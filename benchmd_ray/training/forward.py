@@ -1,4 +1,4 @@
-"""CUDA graphs and compiled code, and forward passes without gradients by them."""
+"""CUDA graphs and compiled code, and their use for forward passes without gradients."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Pass = Callable[[torch.Tensor], torch.Tensor]
 T = TypeVar("T")
 
 COMPILED_FROM = 2000
-"""Steps from which on ``auto`` compiles: that takes up to a minute."""
+"""Fewest steps for which ``auto`` compiles, which takes up to a minute."""
 BACKEND = "inductor"
 ALIKE = 0.02
-"""Largest relative difference of what a graph gives."""
+"""Largest relative difference of a graph's outputs."""
 logger = logging.getLogger(__name__)
 
 
 def can_compile(device: torch.device) -> bool:
-    """Whether ``torch.compile`` finds what it needs on this machine."""
+    """Whether ``torch.compile`` works on this machine."""
     from torch.utils._triton import has_triton
 
     compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
@@ -35,8 +35,8 @@ def can_compile(device: torch.device) -> bool:
 
 
 def compiled(work: Callable[..., T]) -> Callable[..., T]:
-    """The same function, compiled as a whole when it is first called with inputs of a shape."""
-    # Else all trainings of a process share a limit of eight shapes.
+    """The function, compiled as a whole at the first call with each input shape."""
+    # Otherwise all trainings of a process share a limit of eight shapes.
     how: dict[str, Any] = {"isolate_recompiles": True}
     compiled_work: Callable[..., T] = torch.compile(
         work, fullgraph=True, dynamic=False, backend=BACKEND, **how
@@ -45,34 +45,34 @@ def compiled(work: Callable[..., T]) -> Callable[..., T]:
 
 
 class CudaGraph:
-    """A CUDA graph; those of one training share their memory and the stream of their capture."""
+    """A CUDA graph; the graphs of a training share memory and capture stream."""
 
     def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
 
     def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Record what a function does on the device, without doing it.
+        """Record a function's work on the device without executing it.
 
         Returns:
-            Where each replay puts the function's result.
+            Tensors that receive the function's result at each replay.
         """
         now = torch.cuda.current_stream()
         try:
-            # Other threads may go on working with the device.
+            # Other threads may continue to use the device.
             how: dict[str, Any] = {"stream": self._stream, "capture_error_mode": "thread_local"}
             with torch.cuda.graph(self._graph, pool=self._pool, **how):
                 return work()
         except BaseException:
-            torch.cuda.set_stream(now)  # a capture that fails leaves its own
+            torch.cuda.set_stream(now)  # a failed capture leaves its stream active
             raise
 
     def replay(self) -> None:
-        """Do it again."""
+        """Execute the recorded work."""
         self._graph.replay()
 
 
 def cuda_graphs() -> Callable[[], CudaGraph]:
-    """Make CUDA graphs that share their memory: no two of them are replayed at once."""
+    """Factory of CUDA graphs that share memory, so only one may be replayed at a time."""
     shared: list[tuple[Any, torch.cuda.Stream]] = []
 
     def made() -> CudaGraph:
@@ -85,9 +85,10 @@ def cuda_graphs() -> Callable[[], CudaGraph]:
 
 
 def graphed(forward: Pass, worker: Worker, settings: Settings, batches: int = 0) -> Pass:
-    """A forward pass as a CUDA graph where there is a GPU, by ``execution.step``.
+    """A forward pass as a CUDA graph on a GPU, depending on ``execution.step``.
 
-    The module is in eval mode; its weights may change in place. Few ``batches`` are not compiled.
+    The module is in eval mode; its weights may change in place. With few ``batches`` it is not
+    compiled.
     """
     if worker.device.type != "cuda" or settings.execution.step == "eager":
         return forward
@@ -97,9 +98,9 @@ def graphed(forward: Pass, worker: Worker, settings: Settings, batches: int = 0)
 
 
 class Graphed:
-    """A forward pass by graphs, or eagerly where graphs fail or give something else.
+    """A forward pass by graphs, or eagerly if graphs fail or give different outputs.
 
-    A shape has a graph from its second batch on: the last batch of a split comes only once.
+    A graph is made at the second batch of a shape, as the last batch of a split occurs only once.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Graphed:
 
     def _captured(self, signals: torch.Tensor) -> torch.Tensor:
         inputs = signals.clone()
-        self._forward(inputs)  # compiles, and makes what is made only once
+        self._forward(inputs)  # compiles, and does one-time initialisation
         graph = self._graph()
         outputs = graph.capture(lambda: self._forward(inputs))
 

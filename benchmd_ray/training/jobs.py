@@ -1,4 +1,4 @@
-"""What a training job does and what a transfer writes at its end; needs no PyTorch."""
+"""Descriptions of training jobs, and the result of a transfer; needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from benchmd_ray.settings.definition import Settings
 from benchmd_ray.storage.location import Location
 
 RESULT = "training.json"
+STANDARDISED_ON = 512
+"""Training records, at most, by which the features of random kernels are standardised."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,13 @@ class PretrainJob:
     technique: str
     catalog: Location
     folder: Path
-    """Folder of the run, on storage that all workers see; holds `START` for a technique that
-    starts from ImageNet weights."""
+    """Folder of the run on shared storage; it has `START` if the technique starts from ImageNet
+    weights.
+    """
     until: int | None = None
-    """Stop after this step of ``pretrain.steps``, with a checkpoint and the exported weights; the
-    same job with a later one, or None, resumes from there as if it had never stopped."""
+    """Stop after this step of ``pretrain.steps``, with a checkpoint and the exported weights. The
+    same job with a later step, or None, resumes as if it had never stopped.
+    """
 
     @property
     def last(self) -> int:
@@ -38,20 +42,21 @@ class TransferJob:
     settings: Settings
     catalog: Location
     folder: Path
-    """Folder of the run, on storage that all workers see."""
+    """Folder of the run, on shared storage."""
     upstream: Path | None = None
     """Folder of the pretraining run; None starts from random weights (scratch)."""
     features: Path | None = None
-    """Linear evaluation: folder in which encoded features are kept for all runs with the same
-    frozen encoder, and taken from; None keeps none. The result is the same."""
+    """Linear evaluation: folder of encoded features shared by all runs with the same frozen
+    encoder; None stores none. The result is the same.
+    """
     halved: bool = False
     """Whether each epoch is scored on halves of the validation split too (`selection.crossed`)."""
     scores_into: Path | None = None
-    """File that gets the probabilities of the validation records after each epoch anew."""
+    """File of the probabilities of the validation records, rewritten after each epoch."""
 
 
 def selected_by(task: Task) -> str:
-    """Name of the score by which an epoch is kept, in metrics and in `RESULT`."""
+    """Name in metrics and `RESULT` of the score that selects the best epoch."""
     return f"validation_{task.selected_by}"
 
 

@@ -44,7 +44,7 @@ from benchmd_ray.training.reporter import Reporter
 from benchmd_ray.training.transfer import require_transferable
 
 SHORTEST_WAIT = 2.0
-"""Seconds within which a cluster with room reserves it."""
+"""Seconds within which a cluster with free resources reserves them."""
 SPLITS: dict[type[Job], tuple[str, ...]] = {
     PretrainJob: ("train",),
     TransferJob: ("train", "validation"),
@@ -58,12 +58,12 @@ def launch(
     reporter: Reporter | None = None,
     catalog: Catalog | None = None,
 ) -> None:
-    """Run a job to its end, from its newest checkpoint on where there is one.
+    """Run a job to its end, from its newest checkpoint if there is one.
 
-    The shards are hashed here, once; workers only look at their sizes. With ``on_ray`` a single
-    worker runs on Ray too, on the cluster this process is connected to. A ``reporter`` is called in
-    this process instead of writing ``metrics.jsonl`` and progress; what it raises ends the work.
-    A ``catalog`` is the job's, where it was opened before.
+    Shard hashes are verified here once; workers only check sizes. With ``on_ray`` a single worker
+    runs on Ray too, on the cluster that this process is connected to. A ``reporter`` is called in
+    this process instead of writing ``metrics.jsonl`` and progress; its exceptions end the work.
+    ``catalog`` is the job's catalog, if already open.
 
     Raises:
         BenchmdError: The settings do not fit, a shard was altered, or the work failed.
@@ -81,17 +81,17 @@ def launch(
         catalog.require_split(split)
         catalog.require_unaltered(split)
     if execution.workers > 1 or on_ray:
-        if isinstance(job, PretrainJob):  # refused here before workers start; they look again
+        if isinstance(job, PretrainJob):  # raises before workers start; they check again
             require_pretrainable(job, catalog)
         else:
             require_transferable(job, catalog)
         fewest = execution.workers if embedded() else _possible(job)[-1]
-        # A spare CPU: Ray Data starves where workers hold them all.
+        # A spare CPU: Ray Data starves if workers take all.
         with connected(cpus=fewest * execution.cpus_per_worker + 1):
             _launch_on_ray(job)
         return
     streaming = any(streams(catalog, split, execution) for split in splits)
-    # What leaves the encoder as it is begins anew: it has nothing to write before it ends.
+    # With a frozen encoder the work starts over: it writes nothing before its end.
     begins_anew = isinstance(job, TransferJob) and job.settings.transfer.freezes
     with (
         connected(cpus=2) if streaming else contextlib.nullcontext(),
@@ -103,15 +103,15 @@ def launch(
 
 
 def _launch_on_ray(job: Job) -> None:
-    """Run a job as one Ray Train job after the other until it is done.
+    """Run a job as a series of Ray Train jobs until it is done.
 
-    Where workers are lost, stand still or are told to end, the next one resumes from the newest
-    checkpoint, with as many workers as the cluster has room for by then. Fewer than all are told to
-    end when there is room for all again.
+    If workers are lost, stall or are asked to end, the next job resumes from the newest checkpoint
+    with as many workers as fit on the cluster. A job with fewer workers is asked to end once there
+    is room for all.
 
-    Ray Train's own elastic scaling (2.60), under the same faults, takes a worker that is asked
-    to end for one that is done, grows without a checkpoint, counts failures over the whole run, and
-    takes numbers of workers that a batch cannot be divided by.
+    Ray Train's elastic scaling (2.60) is not used: under the same faults it takes a worker asked to
+    end for a finished one, scales up without a checkpoint, counts failures over the whole run, and
+    uses numbers of workers that do not divide the batch.
     """
     execution, gpus = job.settings.execution, _gpus_of_worker(job)
     require_shared(job.folder)
@@ -133,7 +133,7 @@ def _launch_on_ray(job: Job) -> None:
 
 
 def _with_room(job: Job, workers: int, gpus: int) -> JobEnd | None:
-    """Run one Ray Train job, with so many workers until there is room for all."""
+    """Run one Ray Train job with this many workers until there is room for all."""
     if workers == job.settings.execution.workers:
         return _attempt(job, gpus)
     execution = replace(job.settings.execution, workers=workers)
@@ -144,9 +144,9 @@ def _with_room(job: Job, workers: int, gpus: int) -> JobEnd | None:
 
 @contextlib.contextmanager
 def _growth(job: Job, workers: int, gpus: int) -> Iterator[Callable[[], bool]]:
-    """Whether there is room for all workers by now, asked once the others are at work.
+    """Whether there is room for all workers, checked once the current ones are running.
 
-    Before, the request would take the room that these need.
+    Earlier, the reservation would take resources that these need.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -182,14 +182,14 @@ def _gpus_of_worker(job: Job) -> int:
         return 0
     if gpus < (fewest := _possible(job)[-1]):
         raise NoRoom(
-            f"{fewest} workers need as many GPUs and the cluster has {gpus:g}. Take fewer workers "
+            f"{fewest} workers need as many GPUs and the cluster has {gpus:g}. Use fewer workers "
             "or --set execution.device=cpu."
         )
     return 1
 
 
 def _possible(job: Job) -> list[int]:
-    """Numbers of workers that the job may resume with, largest first."""
+    """Numbers of workers with which the job may resume, largest first."""
     settings, execution = job.settings, job.settings.execution
     # Fine-tuning pads its shares of a batch.
     batch = settings.pretrain.batch_size if isinstance(job, PretrainJob) else 0
@@ -199,10 +199,10 @@ def _possible(job: Job) -> list[int]:
 
 
 def _room(job: Job, gpus: int) -> int:
-    """Wait for room, and return for how many workers there is.
+    """Wait for free resources, and return for how many workers they suffice.
 
-    A reservation is asked for and given back: so the cluster's autoscaler sees the demand, and a
-    dead node provides no capacity even before the cluster knows.
+    A reservation is requested and released, so that the autoscaler sees the demand, and dead nodes
+    do not count even before the cluster notices them.
     """
     execution, possible = job.settings.execution, _possible(job)
     workers = possible[0]
@@ -213,8 +213,8 @@ def _room(job: Job, gpus: int) -> int:
             raise NoRoom(
                 f"for {execution.wait_seconds:g} s the cluster has had no room for {possible[-1]} "
                 f"workers of {execution.cpus_per_worker} CPUs{' and a GPU' if gpus else ''} each "
-                "and a spare CPU. Run the command again when nodes have come: it resumes from the "
-                "newest checkpoint. Or let it resume with fewer: --set execution.least_workers=1."
+                "and a spare CPU. Run the command again when nodes were added: it resumes from the "
+                "newest checkpoint. Or allow fewer workers: --set execution.least_workers=1."
             )
     return workers
 
@@ -245,7 +245,7 @@ def _bundle(execution: ExecutionSettings, gpus: int) -> dict[str, float]:
 
 
 def _holds(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
-    """Whether the cluster's nodes could hold so many workers, if nobody else used them."""
+    """Whether this many workers would fit on the cluster's nodes if they were idle."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -256,9 +256,9 @@ def _holds(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
 
 
 def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> JobEnd | None:
-    """Run one Ray Train job; None where the work is done.
+    """Run one Ray Train job; None if the work is done.
 
-    Its workers are told to end once ``room`` says that there is room for more.
+    Its workers are asked to end once ``room`` reports room for more.
 
     Raises:
         Transient: Ray Train itself failed.
@@ -273,12 +273,12 @@ def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> J
             work = trainer_of(job, gpus, storage).fit
             result, grown = unless_stopped(work, job.folder, room)
     except ray.train.TrainingFailedError as error:
-        _stop_if_noted()  # the machine that ends may take the workers with it
+        _stop_if_noted()  # the ending machine may take the workers with it
         if (job.folder / ERROR).is_file():
             failed = read_hashed_json(job.folder / ERROR, "Run the command again.", ERROR_FIELDS)
             raise BenchmdError(failed["message"]) from error
         return end_of(error, job.settings.execution.workers)
-    except Exception as error:  # whatever becomes of Ray Train's own processes
+    except Exception as error:  # whatever happens to Ray Train's processes
         _stop_if_noted()
         raise Transient(
             f"the Ray Train job in {job.folder} failed: {first_line(error)} Run the command again: "
@@ -293,4 +293,4 @@ def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> J
     if grown:
         return JobEnd("growing", "there is room for all workers again")
     name = signal.Signals(result.return_value).name
-    return JobEnd("preempted", f"a worker was told to end ({name})")
+    return JobEnd("preempted", f"a worker was asked to end ({name})")

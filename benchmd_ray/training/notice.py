@@ -16,9 +16,9 @@ from benchmd_ray.errors import Stopped
 from benchmd_ray.training.engine import gather
 
 LOOK_SECONDS = 1.0
-"""About how often several workers ask each other."""
+"""Approximate seconds between checks among several workers."""
 MOST_STEPS = 1000
-"""Longest pause in steps between two such looks."""
+"""Most steps between two such checks."""
 
 _noted = 0
 
@@ -32,15 +32,15 @@ def note(number: int, frame: FrameType | None = None) -> None:
 
 
 def noted() -> int:
-    """The signal that was noted, 0 where none was."""
+    """The signal that was noted, 0 if none."""
     return _noted
 
 
 @contextmanager
 def heeding() -> Iterator[None]:
-    """Note Ctrl-C and SIGTERM within, so that training stops; only in the main thread.
+    """Context that notes Ctrl-C and SIGTERM, so that training stops; only in the main thread.
 
-    Raises `Stopped` if the work within ended before it could stop.
+    Raises `Stopped` if the work ended before it could stop.
     """
     global _noted
     if threading.current_thread() is not threading.main_thread():
@@ -59,8 +59,8 @@ def heeding() -> Iterator[None]:
 class Agreement:
     """Agreement of all workers to stop after a step.
 
-    One process looks after each step. Several ask each other about once a second: a signal to one
-    of them stops all.
+    A single process checks after each step. Several workers check about once a second; a signal to
+    one of them stops all.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -78,7 +78,7 @@ class Agreement:
         now = time.monotonic()
         message = torch.tensor([[float(noted()), now - self._looked]], device=self._worker.device)
         number, seconds = gather(message).max(dim=0).values.tolist()
-        # All have seen the same numbers, so all look again after the same number of steps.
+        # All have the same numbers, so all check again after the same number of steps.
         self._steps = max(1, min(MOST_STEPS, int(self._steps * LOOK_SECONDS / max(seconds, 1e-3))))
         self._left, self._looked = self._steps, now
         return int(number)

@@ -39,7 +39,7 @@ def classified(run: Path, catalog: Catalog, settings: Settings, worker: Worker) 
 
 
 def description_for(run: Path, catalog: Catalog) -> dict[str, Any]:
-    """What `export_model` wrote of the model of a run, which must fit the catalog to score."""
+    """Description of a run's model (`export_model`), which must fit the catalog to score."""
     description = model_description(run)
     signal, task = described(description, run)
     if signal != catalog.signal or task != catalog.task:
@@ -80,7 +80,7 @@ def _split_table(
 def merging(card: DatasetCard) -> npt.NDArray[np.float64]:
     """Matrix (classes, card's classes) from a task's scores to a dataset's.
 
-    A class that merges several has the sum of their scores (decision D12).
+    The score of a merged class is the sum of its classes' scores (decision D12).
     """
     classes = card.task.classes
     members = [card.merged_classes.get(name, (name,)) for name in card.classes]

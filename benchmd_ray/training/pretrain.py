@@ -31,6 +31,7 @@ from benchmd_ray.ssl import METHODS, method_named, technique_named
 from benchmd_ray.ssl.method import Draws
 from benchmd_ray.training.checkpoints import load_checkpoint, saving
 from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
+from benchmd_ray.training.fitting import fit
 from benchmd_ray.training.jobs import PretrainJob
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.reporter import Reporter, require_finite
@@ -39,7 +40,7 @@ from benchmd_ray.training.steps import Inputs, Loss, Steps, choose_step
 from benchmd_ray.training.weights import START, export_model, load_weights
 
 DRAWN = "drawn "
-"""What the names of a method's draws begin with among the inputs of a step."""
+"""Prefix of a method's draws among the inputs of a step."""
 
 
 def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
@@ -50,12 +51,17 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
         require_images(catalog.signal)
         require_imagenet_patches(catalog.signal, job.settings.encoder)
     require_fitting(catalog.signal, job.settings.encoder)
+    if technique.network not in (None, job.settings.encoder.network):
+        raise BenchmdError(
+            f"encoder.network is {job.settings.encoder.network}, and the technique "
+            f"{job.technique} is for {technique.network}: leave encoder.network out."
+        )
     if technique.method is None:  # nothing is trained
         return
     if catalog.card.task.segments:
         raise BenchmdError(
             f"the task of {catalog.card.name} is a segmentation, whose networks are trained from "
-            f"random weights: leave the technique {job.technique} out, or take scratch."
+            f"random weights: omit the technique {job.technique}, or use scratch."
         )
     if job.settings.pretrain.options and not technique.plugged_in:
         raise BenchmdError(
@@ -81,7 +87,7 @@ def _require_shareable(job: PretrainJob, method: Any) -> None:
         raise BenchmdError(
             f"execution.accumulation is {execution.accumulation}, and {job.technique} may compare "
             "the examples of a batch with each other: expected 1, or a method whose `per_example` "
-            "is true. More workers share a batch of any method."
+            "is true. Any method can use more workers instead."
         )
     if batch % shares:
         times = f" times execution.accumulation {execution.accumulation}" if cut else ""
@@ -92,9 +98,9 @@ def _require_shareable(job: PretrainJob, method: Any) -> None:
 
 
 def require_whole_batches(settings: Settings, signal: Signal) -> None:
-    """Refuse to cut batches that an encoder normalises as a whole.
+    """Refuse to split batches that an encoder normalises as a whole.
 
-    Each part would be normalised by itself: results would depend on the number of parts.
+    Each part would be normalised separately, so results would depend on the number of parts.
     """
     execution, network = settings.execution, settings.encoder.network
     if execution.workers * execution.accumulation == 1 or network == NETWORK:
@@ -103,7 +109,7 @@ def require_whole_batches(settings: Settings, signal: Signal) -> None:
         raise BenchmdError(
             f"execution.workers is {execution.workers} and execution.accumulation "
             f"{execution.accumulation}, and {network} normalises over the batch, which must stay "
-            "whole: expected 1 for both. Several runs, such as of other seeds, share a cluster."
+            "whole: expected 1 for both. To use a cluster, start several runs, such as other seeds."
         )
 
 
@@ -118,19 +124,22 @@ def require_source(catalog: Catalog) -> None:
 
 
 def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
-    """Train an encoder by a self-supervised method, from the newest checkpoint on if there is one.
+    """Train an encoder by a self-supervised method, from the newest checkpoint if there is one.
 
     Writes ``checkpoints/``, and at the end ``model.safetensors`` with encoder and method head. With
-    ``job.until`` that is the end; learning rate and warm-up are still those of the whole run.
+    ``job.until`` training ends there, with the learning rate schedule of the whole run.
 
     Raises:
         BenchmdError: The loss is NaN, a checkpoint or catalog does not fit, the technique trains
             nothing, or the checkpoint is beyond the step to stop at.
-        Stopped: A worker got a signal (`training.notice`); the step's checkpoint was written.
+        Stopped: A worker got a signal (`training.notice`); a checkpoint was written.
     """
     settings, total = job.settings, job.settings.pretrain.steps
     catalog = open_catalog(job.catalog)
     require_pretrainable(job, catalog)
+    if technique_named(job.technique).network is not None:
+        fit(job, catalog, worker, reporter)
+        return
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
     method = _method(job, make_encoder(catalog.signal, settings.encoder))
     engine = make_engine(method, settings.pretrain.optimiser, settings.execution, worker)
@@ -139,7 +148,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     if first > job.last:
         raise BenchmdError(
             f"the checkpoint in {job.folder} is of step {first}, beyond step {job.last} at which "
-            "to stop: name a later step, or another folder to start anew."
+            "to stop: name a later step, or another folder to start over."
         )
     feed = whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
     parts = settings.execution.accumulation
@@ -190,10 +199,10 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
 
 
 def _method(job: PretrainJob, encoder: Encoder) -> Any:
-    """The technique's method on an encoder, which takes the weights to start from, if any."""
+    """The technique's method on an encoder, with its initial weights, if any."""
     technique = technique_named(job.technique)
     if technique.method is None:
-        raise BenchmdError(f"the technique {job.technique} takes its weights as they are.")
+        raise BenchmdError(f"the technique {job.technique} uses its weights without training.")
     if technique.imagenet:
         start = job.folder / START
         load_weights(encoder, start, stated_sha256(start, made_again(job.folder)))
@@ -231,14 +240,14 @@ def step_draws(engine: Engine, settings: Settings, step: int) -> Draws:
 class Losses:
     """Losses that were not reported yet.
 
-    A GPU goes on while the losses of an interval are copied to the host: they are checked and
-    reported with those of the next interval.
+    A GPU continues while the losses of an interval are copied to the host; they are checked and
+    reported with the next interval.
     """
 
     def __init__(
         self, earlier: Sequence[float], worker: Worker, settings: Settings, reporter: Reporter
     ) -> None:
-        """``earlier`` are those that an earlier session did not report, over all workers."""
+        """``earlier`` are losses that an earlier session did not report, over all workers."""
         self._earlier, self._new = list(earlier), list[torch.Tensor]()
         self._worker, self._settings, self._reporter = worker, settings, reporter
         self._underway: _Underway | None = None

@@ -1,4 +1,4 @@
-"""A job as a Ray Train job: its workers, how a stop reaches them, progress, and how they ended."""
+"""Training as a Ray Train job: its workers, stop requests, progress, and how it ended."""
 
 from __future__ import annotations
 
@@ -41,35 +41,35 @@ CORES: dict[type[Job], Core] = {PretrainJob: pretrain, TransferJob: transfer}
 ERROR = "error.json"
 ERROR_FIELDS = {"message": str}
 STOP = "stop"
-"""In a run's folder: its workers are to write a checkpoint and stop."""
+"""File in a run's folder that asks its workers to write a checkpoint and stop."""
 RESTARTS = "restarts.jsonl"
-"""In a run's folder, where workers were lost: one line for each loss and each new start."""
+"""File in a run's folder with one line for each loss of workers and each restart."""
 LOOK_SECONDS, SHOW_SECONDS = 0.5, 1.0
-"""Between looks at what comes from elsewhere, and between updates of progress."""
+"""Seconds between checks for outside events, and between updates of progress."""
 LONGEST = 2048
-"""Bytes of a description of hardware, and more."""
+"""Buffer size in bytes for a description of hardware."""
 GONE = "is gone"
 ACTOR_ERRORS = ("RayActorError", "ActorDiedError", "ActorUnavailableError")
 WAITED = ("timed out", "timeout", "health check has been hanging")
 
 
 def reporter_of(job: Job, *, silent: bool = False) -> Reporter:
-    """Writes the metrics of a job's run, and exports them to Prometheus in a process of Ray."""
+    """A reporter that writes a run's metrics, and in a Ray process exports them to Prometheus."""
     samples = job.settings.pretrain.batch_size if isinstance(job, PretrainJob) else 0
     return RunReporter(job.folder, silent=silent, samples=samples)
 
 
 def trainer_of(job: Job, gpus: int, storage: Path) -> Any:
-    """A Ray Train job that restarts nothing by itself."""
+    """A Ray Train job without automatic restarts."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     execution = job.settings.execution
     os.environ |= {
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{execution.stall_seconds:g}",
-        # Another one may take the room that was just found.
+        # Another job may take the room that was just found.
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{max(60.0, execution.wait_seconds):g}",
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # it would start workers again by itself
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # it would restart workers by itself
     }
     return TorchTrainer(
         worker_loop,
@@ -89,7 +89,7 @@ def trainer_of(job: Job, gpus: int, storage: Path) -> Any:
 
 
 def _process_group(stall_seconds: float) -> Any:
-    """Ray Train's process group, whose workers note SIGTERM and wait for each other so long."""
+    """Ray Train's process group; its workers note SIGTERM and wait this long for each other."""
     from ray.train.torch import TorchConfig
     from ray.train.torch.config import _TorchBackend
 
@@ -98,7 +98,7 @@ def _process_group(stall_seconds: float) -> Any:
             worker_group.execute(_prepare, backend_config.timeout_s)
 
         def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-            """Nothing: the processes end, and one that hangs would be waited for."""
+            """Does nothing: the processes end anyway, and a hanging one would block."""
 
     class Config(TorchConfig):  # type: ignore[misc]
         @property
@@ -109,9 +109,9 @@ def _process_group(stall_seconds: float) -> Any:
 
 
 def _prepare(timeout_s: int) -> None:
-    """Set up a worker, in its main thread, which only can handle signals; Ray would exit."""
+    """Set up a worker in its main thread, the only one that can handle signals; Ray would exit."""
     signal.signal(signal.SIGTERM, lambda number, _: _note_once(number))
-    # DeepSpeed makes further process groups, without a word on how long they wait.
+    # DeepSpeed makes further process groups without setting their timeout.
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
         setattr(distributed_c10d, name, timedelta(seconds=timeout_s))
 
@@ -124,10 +124,10 @@ def _note_once(number: int) -> None:
 def unless_stopped(
     work: Callable[[], Any], folder: Path, room: Callable[[], bool]
 ) -> tuple[Any, bool]:
-    """Do the work in another thread, and tell the workers to stop where there is a reason.
+    """Work in another thread, and ask the workers to stop if there is a reason.
 
-    In this thread Ray Train would take Ctrl-C for itself, and end the workers at once. Returns the
-    work's result, and whether it was stopped as there is ``room`` for more workers.
+    In the main thread Ray Train would handle Ctrl-C and end the workers at once. Returns the
+    result, and whether the work was stopped because there is ``room`` for more workers.
     """
     ended: list[tuple[Any, BaseException | None]] = []
 
@@ -152,12 +152,12 @@ def unless_stopped(
 
 
 def worker_loop(config: dict[str, Any]) -> int | None:
-    """One worker of a Ray Train job; the signal that it stopped for, None when done."""
+    """One worker of a Ray Train job; returns the signal that it stopped for, None when done."""
     import ray.train
 
     job: Job = config["job"]
     context = ray.train.get_context()
-    # Frees DeepSpeed from guessing: Ray Train has made the process group.
+    # Ray Train has made the process group; DeepSpeed must not guess.
     os.environ.setdefault("LOCAL_RANK", str(context.get_local_rank()))
     worker = Worker(
         rank=context.get_world_rank(),
@@ -168,7 +168,7 @@ def worker_loop(config: dict[str, Any]) -> int | None:
         torch.cuda.set_device(worker.device)  # for NCCL
     first = worker.rank == 0
 
-    def look() -> None:  # for a signal that came to the process that waits for the workers
+    def look() -> None:  # for a signal to the process that waits for the workers
         if (job.folder / STOP).exists():
             _note_once(signal.SIGTERM)
 
@@ -180,7 +180,7 @@ def worker_loop(config: dict[str, Any]) -> int | None:
     except Stopped as stop:
         return int(stop.args[0])
     except Transient:
-        raise  # as a worker that is lost: it is started again
+        raise  # like a lost worker: it is restarted
     except BenchmdError as error:
         write_hashed_json(job.folder / ERROR, {"message": str(error)})
         raise
@@ -192,8 +192,9 @@ class JobEnd:
     """How a Ray Train job ended without finishing its work."""
 
     event: Literal["lost", "stalled", "preempted", "growing"]
-    """A worker is gone or failed; one stood still; one was told to end; all were, as there is room
-    for more."""
+    """A worker was lost or failed; stalled; was asked to end; or all were, as there is room for
+    more.
+    """
     reason: str
 
 
@@ -207,7 +208,7 @@ def end_of(error: Exception, workers: int) -> JobEnd:
     text = "; ".join(lines)
     waited = not gone and any(word in why.lower() for why in reasons.values() for word in WAITED)
     if waited:
-        text = f"a worker stood still for execution.stall_seconds: {text}"
+        text = f"a worker stalled for execution.stall_seconds: {text}"
     return JobEnd("stalled" if waited else "lost", text or first_line(error))
 
 
@@ -215,7 +216,7 @@ def _reason(failure: Exception) -> str:
     failure = getattr(failure, "health_check_failure", failure)
     if type(failure).__name__ not in ACTOR_ERRORS:
         line = first_line(failure)
-        broken = "by peer" in line  # it may be noticed before that worker's end itself
+        broken = "by peer" in line  # may be noticed before that worker's own end
         return "lost the connection to another" if broken else f"says {line!r}"
     where = re.findall(r"^\s*(pid|ip): (\S+)$", str(failure), re.MULTILINE)
     return f"{GONE} ({', '.join(f'{name} {value}' for name, value in where) or 'node lost'})"
@@ -231,7 +232,7 @@ def record(folder: Path, event: str, line: str, **values: Any) -> None:
 
 @contextlib.contextmanager
 def following(job: Job) -> Iterator[None]:
-    """Show the progress of a job whose first worker writes its metrics elsewhere."""
+    """Show the progress of a job whose metrics are written by a worker in another process."""
     settings = job.settings
     if isinstance(job, PretrainJob):
         stage, total = "pretrain", job.last
@@ -283,7 +284,7 @@ def unit_of(job: Job) -> str:
 
 
 def record_hardware(folder: Path, worker: Worker) -> None:
-    """Record the hardware of all workers for a session that begins; every worker calls it."""
+    """Record the hardware of all workers at the start of a session; every worker calls it."""
     text = hardware(worker.device).to_json().encode()
     encoded = torch.tensor([list(text.ljust(LONGEST))], dtype=torch.uint8, device=worker.device)
     workers = [from_json(bytes(row.tolist()).decode()) for row in gather(encoded)]

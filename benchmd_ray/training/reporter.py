@@ -1,4 +1,4 @@
-"""What a training loop reports: metrics to a file, progress to the terminal."""
+"""Reports of a training loop: metrics to a file, progress to the terminal."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from benchmd_ray.runs.history import METRICS, read_metrics
 
 
 class Reporter(Protocol):
-    """Takes what a loop reports."""
+    """Receives the reports of a loop."""
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
-        """Work of ``total`` units begins, of which ``done`` were done before."""
+        """Start work of ``total`` units, with ``done`` already done."""
 
     def report(self, done: int, values: Mapping[str, float]) -> None:
         """``done`` units are done; ``values`` are the current metrics."""
@@ -34,7 +34,7 @@ class Reporter(Protocol):
 class RunReporter:
     """Writes ``metrics.jsonl`` into a run's folder and shows progress.
 
-    With ``samples``, how many each unit of work trains on (0: unknown), Prometheus gets them too.
+    With ``samples``, the number per unit of work (0: unknown), Prometheus gets them too.
     """
 
     def __init__(self, folder: Path, *, silent: bool = False, samples: int | None = None) -> None:
@@ -44,7 +44,7 @@ class RunReporter:
         self._before = (0, time.monotonic())
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
-        """Drop what an interrupted run reported after its last checkpoint, and show progress."""
+        """Drop the metrics of an interrupted run after its last checkpoint, and show progress."""
         kept = [entry for entry in read_metrics(self._path.parent) if entry["done"] <= done]
         with replacing(self._path) as partial:
             partial.write_text("".join(map(line, kept)), "utf-8")
@@ -53,7 +53,7 @@ class RunReporter:
         self._unit, self._before = unit, (done, time.monotonic())
 
     def report(self, done: int, values: Mapping[str, float]) -> None:
-        """Append a line and move the display."""
+        """Append a line and update the display."""
         (before, then), now = self._before, time.monotonic()
         rate = (done - before) / max(now - then, 1e-9)
         self._before = (done, now)
@@ -73,7 +73,7 @@ class RunReporter:
 
 
 class SilentReporter:
-    """Ignores everything: for workers other than the first."""
+    """Ignores all reports; for workers other than the first."""
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
         """Nothing."""
@@ -88,7 +88,8 @@ class SilentReporter:
 def require_finite(losses: torch.Tensor, first_step: int, lr_of: Callable[[int], float]) -> None:
     """Refuse losses (steps,) that are NaN or infinite; the message names the step.
 
-    ``first_step`` is the number of the first; ``lr_of`` gives the rate of a step, from 0.
+    ``first_step`` is the number of the first step; ``lr_of`` returns the learning rate of a step,
+    from 0.
     """
     wrong = (~torch.isfinite(losses)).nonzero()
     if len(wrong):

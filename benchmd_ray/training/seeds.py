@@ -1,4 +1,4 @@
-"""Seeds as a function of what they are for, so that a resumed run draws what it would have."""
+"""Seeds as a function of their purpose, so that a resumed run draws the same numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def generator(*parts: int) -> torch.Generator:
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Seed this process's global generators of CPU and current GPU for one step, for dropout.
 
-    ``torch.manual_seed`` looks for further devices, which takes ten times as long.
+    ``torch.manual_seed`` would check further devices, which takes ten times as long.
     """
     value = derived_seed(DROPOUT, seed, step, rank)
     torch.default_generator.manual_seed(value)

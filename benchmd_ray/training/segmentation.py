@@ -1,7 +1,7 @@
-"""Training and selection on masks: patches of volumes, and the overlap of what is predicted.
+"""Training and selection on masks: patches of volumes, and overlap of predictions.
 
-Draws depend on the seed, the step and the example's place in the batch of all workers, so that any
-number of workers and a resumed run see the same patches.
+Random numbers depend on the seed, the step and the example's position in the batch over all
+workers, so patches do not depend on the number of workers or on interruptions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmd_ray.training.seeds import PATCHES
 
 
 def patches(batch: Batch, window: Sequence[int], seed: int, step: int, worker: Worker) -> Batch:
-    """A patch of each example of a worker's share of a step, at a uniformly drawn place."""
+    """A patch of each example in a worker's share of a step, at a uniformly drawn position."""
     extents, share = batch.signals.shape[2:], len(batch.signals)
     free = np.array(extents) - np.array(window)
     if not free.any():
@@ -33,7 +33,7 @@ def patches(batch: Batch, window: Sequence[int], seed: int, step: int, worker: W
 
 
 def overlaps(labels: torch.Tensor, masks: torch.Tensor, classes: int) -> torch.Tensor:
-    """Voxels of each class in both masks, in prediction and in truth: (batch, classes, 3)."""
+    """Voxels of each class in both masks, the prediction and the reference: (batch, classes, 3)."""
     codes = masks.long() * classes + labels.long()  # uint8 would overflow
     counts = [torch.bincount(row, minlength=classes**2) for row in codes.flatten(1)]
     joint = torch.stack(counts).view(-1, classes, classes)
@@ -44,7 +44,7 @@ def overlaps(labels: torch.Tensor, masks: torch.Tensor, classes: int) -> torch.T
 def collect_overlaps(
     forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed, batch_size: int, classes: int
 ) -> npt.NDArray[np.int64]:
-    """Overlaps (rows, classes, 3) of every row in row order; every worker gets all of them."""
+    """Overlaps (rows, classes, 3) of all rows in order; every worker gets all."""
 
     def counted(batch: Batch) -> torch.Tensor:
         return overlaps(forward(batch.signals).argmax(dim=1), batch.targets, classes)
@@ -54,7 +54,7 @@ def collect_overlaps(
 
 
 def mean_dice(counts: npt.NDArray[np.int64]) -> float:
-    """Mean over the classes but the background of the mean DSC of the cases that have the class."""
+    """Mean DSC over classes without background; per class over the cases that have it."""
     values = dice(counts[:, 1:])
     present = ~np.isnan(values)
     cases = present.sum(axis=0)

@@ -1,8 +1,8 @@
 """Predictions of a segmentation: masks as NIfTI files, and their overlap with the reference.
 
 Masks are in the run, ``predictions/segmentation/<dataset>/<record>.nii.gz``, each in the grid of
-the file that its volume was read from; those of `BASELINE` are in ``<dataset>.mean-mask``. The
-table counts voxels in the catalog's grid, which is the same where nothing was resampled.
+its volume's original file; those of `BASELINE` are in ``<dataset>.mean-mask``. The table counts
+voxels in the catalog's grid, which is the same unless the volume was resampled.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from benchmd_ray.training.segmentation import overlaps
 from benchmd_ray.training.weights import load_segmenter
 
 BASELINE = "mean mask"
-"""What needs no model: of each voxel of the catalog's grid the class that most masks of its
-training split have there. A target has none."""
+"""A baseline without a model: the most frequent class of each voxel in the masks of the catalog's
+training split. Targets have none.
+"""
 COLUMNS: dict[str, pa.DataType] = {
     **dict.fromkeys(IDENTIFIERS, pa.string()),
     "method": pa.string(),
@@ -56,14 +57,14 @@ COLUMNS: dict[str, pa.DataType] = {
     "file": pa.string(),
     "sha256": pa.string(),
 }
-"""Of the table: a row for each case, method and class but the background.
+"""Columns of the table, which has a row for each case, method and class but the background.
 
-``method`` is empty for the model, else `BASELINE`; ``dsc`` is NaN where the reference is empty;
-``code`` is as `scores.dice.Presence` says; ``file``, from the table's folder, and ``sha256`` are
-the mask's. Distances of surfaces are scored from the files.
+``method`` is empty for the model, otherwise `BASELINE`; ``dsc`` is NaN if the reference is empty;
+``code`` is a `scores.dice.Presence`; ``file`` (relative to the table) and ``sha256`` are those of
+the mask. Surface distances are computed from the files.
 """
 UNSAFE = re.compile(r"[^\w.-]|^\.", re.ASCII)
-"""What no name of a mask's file has."""
+"""Characters that are replaced in names of mask files."""
 
 
 def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> pa.Table:
@@ -74,7 +75,7 @@ def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -
     description = description_for(run, catalog)
     table = predictions_path(run, catalog.dataset, SEGMENTATION)
     folders = {method: mask_folder(table, method) for method in ("", BASELINE)}
-    for folder in folders.values():  # they may have masks of another catalog of this name
+    for folder in folders.values():  # they may have masks from another catalog of this name
         remove(folder)
     common = _common_mask(catalog) if catalog.rows("train") else None
     rows: list[dict[str, Any]] = []
@@ -110,12 +111,12 @@ def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -
 
 def mask_folder(table: Path, method: str = "") -> Path:
     """Folder of the masks of a method (empty for the model, or `BASELINE`), next to their table."""
-    suffix = f".{method.replace(' ', '-')}" if method else ""  # no dataset's name has a full stop
+    suffix = f".{method.replace(' ', '-')}" if method else ""  # names of datasets have no full stop
     return table.with_name(f"{table.stem}{suffix}")
 
 
 def _common_mask(catalog: Catalog) -> npt.NDArray[np.uint8]:
-    """The most frequent class of each voxel in the training masks, the lowest of equals."""
+    """The most frequent class of each voxel in the training masks; ties go to the lowest class."""
     target = catalog.card.target
     counts = np.zeros((target.classes, *target.shape), np.int64)
     catalog.require_split("train")
@@ -179,7 +180,7 @@ def _rows(
 
 
 def fault(predictions: Predictions) -> str:
-    """Why a table of predictions is invalid; empty where it is valid."""
+    """Why a table of predictions is invalid; empty if it is valid."""
     table = predictions.table
     if why := fault_of_columns(table, COLUMNS, PERSON):
         return why

@@ -1,4 +1,4 @@
-"""What transfer trains and selects on: labels, feed, objectives of tasks, and the best epoch."""
+"""Data and objectives of transfer: labels, feed, losses and scores of tasks, best epoch."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from benchmd_ray.training.segmentation import collect_overlaps, mean_dice, patch
 
 Weights = dict[str, torch.Tensor]
 HALVES = ("first_half_auroc", "second_half_auroc")
-"""Names of the scores on halves of the validation split, in metrics."""
+"""Names in metrics of the scores on halves of the validation split."""
 FEWEST = 20
-"""Patients below which a validation split has no halves."""
+"""Fewest patients for which a validation split is halved."""
 
 
 @dataclass
@@ -47,33 +47,35 @@ class Best:
     weights: Weights = field(default_factory=dict)
 
     def offer(self, score: float, epoch: int, weights: Callable[[], Weights]) -> None:
-        """Take an epoch that is better than all before; of equals the first stays."""
+        """Keep an epoch if it is better than all before; of equal ones the first stays."""
         if score > self.score:
             self.score, self.epoch, self.weights = score, epoch, weights()
 
 
 @dataclass(frozen=True)
 class TransferData:
-    """The labels that a run trains and selects on."""
+    """Labels for training and selection."""
 
     task: TaskKind
     rows: Rows
     """Rows of the training split that the run trains on, ascending."""
     columns: Columns
-    """Of all rows of the training split."""
+    """Targets of all rows of the training split."""
     validation_targets: npt.NDArray[np.int8]
-    """Of all rows of the validation split; none of a segmentation, whose masks the feed gives."""
+    """Targets of all rows of the validation split; none for segmentation, whose masks come from the
+    feed.
+    """
     validation_units: Units
-    """What these rows are scored as part of."""
+    """Scored units of these rows."""
     second_half: npt.NDArray[np.bool_] | None = None
-    """Of these rows, those of the second half of the patients, where halves are scored too."""
+    """Rows of the second half of the patients, if halves are scored too."""
     into: Path | None = None
-    """File that gets the probabilities of what was scored last, (rows, classes)."""
+    """File of the probabilities of the last scoring, (rows, classes)."""
     device: str = "cpu"
-    """That ranks what is scored, as torch names it."""
+    """Torch device for computing ranks."""
 
     def scores(self, logits: npt.NDArray[Any]) -> dict[str, float]:
-        """Mean AUROC of the validation split and its halves, by name, of logits (rows, classes)."""
+        """Mean AUROC of the validation split and its halves by name, by logits (rows, classes)."""
         scores = probabilities(logits, self.task)
         if self.into is not None:
             np.save(self.into, scores.astype(np.float32), allow_pickle=False)
@@ -93,7 +95,7 @@ class TransferData:
 
 
 def auroc_on(device: str, target: Targets, score: Floats) -> float:
-    """AUROC of one class, sorted on a device: the same number as `scores.ranking.auroc`."""
+    """AUROC of one class, sorted on a device; equals `scores.ranking.auroc`."""
     rows = torch.as_tensor(score, dtype=torch.float64, device=device)
     positive = rows[torch.as_tensor(target, device=device) == 1]
     ascending, several = rows.sort().values, len(positive)
@@ -104,7 +106,7 @@ def auroc_on(device: str, target: Targets, score: Floats) -> float:
 
 
 def transfer_data(settings: Settings, catalog: Catalog, *, halved: bool = False) -> TransferData:
-    """Rows and targets of the label setting, checked; ``halved`` also scores halves."""
+    """Validated rows and targets of a label setting; with ``halved`` halves are scored too."""
     columns = read_columns(catalog, "train")
     if catalog.task.segments:
         return _mask_data(settings, catalog, columns)
@@ -124,7 +126,7 @@ def transfer_data(settings: Settings, catalog: Catalog, *, halved: bool = False)
 
 
 def _second_half(catalog: Catalog, targets: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_] | None:
-    """Rows of the second half of the validation split's patients, classes in balance."""
+    """Rows of the second half of the validation patients, stratified by class."""
     table = split_table(catalog, "validation", ["group_id"])
     patients = np.array(table["group_id"].to_pylist(), np.str_)
     if len(np.unique(patients)) < FEWEST:
@@ -135,10 +137,10 @@ def _second_half(catalog: Catalog, targets: npt.NDArray[np.int8]) -> npt.NDArray
 
 
 def crossed(lines: Sequence[Mapping[str, float]]) -> float:
-    """Score of a training whose epoch is chosen on other patients than it is scored on.
+    """Score of a training with the epoch chosen on other patients than those scored.
 
-    The mean of each half's score at the epoch that is best on the other half: the highest of many
-    noisy scores would be too high. NaN where the halves were not scored.
+    The mean of each half's score at the best epoch of the other half, since the maximum of many
+    noisy scores would be biased upward. NaN if halves were not scored.
     """
     places = crossing(lines)
     if places is None:
@@ -148,7 +150,7 @@ def crossed(lines: Sequence[Mapping[str, float]]) -> float:
 
 
 def crossing(lines: Sequence[Mapping[str, float]]) -> tuple[int, int] | None:
-    """Places of the lines that are best on the first and on the second half, see `crossed`."""
+    """Indices of the best lines on the first and the second half, see `crossed`."""
     table = np.array([[line.get(name, np.nan) for name in HALVES] for line in lines])
     table = table.reshape(-1, 2)
     table[~np.isfinite(table).all(axis=1)] = -1.0
@@ -159,7 +161,7 @@ def crossing(lines: Sequence[Mapping[str, float]]) -> tuple[int, int] | None:
 
 
 def _mask_data(settings: Settings, catalog: Catalog, columns: Columns) -> TransferData:
-    """All masks of the training split; it takes no few labels and no permuted ones."""
+    """All masks of the training split; label subsets and shuffled labels are refused."""
     transfer = settings.transfer
     for name, holds, expected in (
         ("labels", transfer.labels == "full", "full: a mask is not a label of one class"),
@@ -173,8 +175,8 @@ def _mask_data(settings: Settings, catalog: Catalog, columns: Columns) -> Transf
     counts = catalog.manifest["splits"]["validation"]["classes"]
     if not any(counts[name] for name in catalog.card.classes[1:]):
         raise BenchmdError(
-            f"{catalog.path}, split validation, shows none of "
-            f"{', '.join(catalog.card.classes[1:])}, so no epoch could be chosen: expected a mask "
+            f"{catalog.path}, split validation, has none of {', '.join(catalog.card.classes[1:])}, "
+            "so no epoch could be chosen: expected a mask "
             "with a class but the background."
         )
     none = np.empty((0, 0), np.int8)
@@ -182,7 +184,7 @@ def _mask_data(settings: Settings, catalog: Catalog, columns: Columns) -> Transf
 
 
 def training_streams(catalog: Catalog, settings: Settings, data: TransferData) -> bool:
-    """Whether the training records are streamed: all are used, and they are too large to hold."""
+    """Whether training records are streamed: all are used, and they do not fit in memory."""
     return _whole(catalog, settings, data) and streams(catalog, "train", settings.execution)
 
 
@@ -191,7 +193,7 @@ def _whole(catalog: Catalog, settings: Settings, data: TransferData) -> bool:
 
 
 def training_feed(catalog: Catalog, settings: Settings, worker: Worker, data: TransferData) -> Feed:
-    """Streaming where the whole split is used and too large to hold; else in memory."""
+    """A streaming feed if the whole split is used and exceeds memory; otherwise resident."""
     transfer, odds = settings.transfer, None
     if transfer.class_balance and transfer.mode == "finetune":
         odds = class_odds(data.columns.targets[data.rows], transfer.class_balance)
@@ -210,12 +212,12 @@ def training_feed(catalog: Catalog, settings: Settings, worker: Worker, data: Tr
 
 
 def class_odds(targets: npt.NDArray[Any], balance: float) -> Odds:
-    """Chances of records with targets (records, classes), by how rare their rarest class is.
+    """Sampling probabilities of records with targets (records, classes), by their rarest class.
 
-    Each is proportional to n^-balance, where n counts the records that are positive in its rarest
-    positive class; records positive in none count as a class. At 1 each class of a single-label
-    task is seen equally often; below, it is the sampling of Lample and Conneau, by classes
-    (https://arxiv.org/abs/1901.07291, section 3.1).
+    They are proportional to n^-balance, where n is the number of positive records of the rarest
+    positive class; records without a positive class count as a class. At 1 all classes of a
+    single-label task are seen equally often; below 1 it is the sampling of Lample and Conneau, by
+    class instead of language (https://arxiv.org/abs/1901.07291, section 3.1).
     """
     positive = targets == 1
     without = ~positive.any(axis=1, keepdims=True)
@@ -234,13 +236,13 @@ def require_balanceable(settings: Settings, catalog: Catalog, data: TransferData
         expected = "the task is a segmentation, whose records have no class: expected 0"
     elif training_streams(catalog, settings, data):
         expected = (
-            "its training split streams, shard by shard: expected 0, or a split that is held in "
-            "memory (execution.feed=resident, or a larger execution.resident_gib)"
+            "its training split streams, shard by shard: expected 0, or a resident split "
+            "(execution.feed=resident, or a larger execution.resident_gib)"
         )
     if balance and expected:
         raise BenchmdError(
-            f"transfer.class_balance is {balance:g} on {catalog.path}, and {expected}. A search "
-            "holds it with --fix transfer.class_balance."
+            f"transfer.class_balance is {balance:g} on {catalog.path}, and {expected}. In a "
+            "search, use --fix transfer.class_balance."
         )
 
 
@@ -250,15 +252,18 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """What training on a kind of task sees, minimises and is selected by."""
+    """Inputs, loss and selection score of training on a kind of task."""
 
     seen: Callable[[Batch, Model, Settings, int, Worker], Batch]
-    """What a training step sees of a worker's share, by the number of the step."""
+    """Input of a training step from a worker's share, by number of the step."""
     loss: Callable[..., torch.Tensor]
-    """Outputs, targets and the label ``smoothing`` to the loss of each example, (batch,)."""
+    """Function of outputs, targets and label ``smoothing`` for the loss of each example,
+    (batch,).
+    """
     scores: Callable[[Forward, Feed, Model, TransferData], dict[str, float]]
-    """Of the validation split, by a forward pass in eval mode: what an epoch is kept by, under the
-    name that metrics give it, and maybe more."""
+    """Scores of the validation split by a forward pass in eval mode, by their names in metrics: the
+    selection score, and maybe others.
+    """
 
 
 def objective_of(kind: TaskKind) -> Objective:

@@ -1,7 +1,7 @@
-"""Training state in files: parameters and AdamW's moments, each of them whole.
+"""Training state in files: unsplit parameters and AdamW's moments.
 
-A safetensors file for each of `PARTS`, by the parameters' names, whatever the number of workers,
-engine or ZeRO stage. ZeRO splits the optimiser's state over workers in stages 1 and 2, in stage 3
+One safetensors file for each of `PARTS`, by parameter names, independent of the number of workers,
+engine and ZeRO stage. ZeRO splits the optimiser's state over workers in stages 1 and 2, in stage 3
 the parameters too (Rajbhandari et al., https://arxiv.org/abs/1910.02054).
 """
 
@@ -22,20 +22,20 @@ from benchmd_ray.errors import BenchmdError
 PARAMETERS = "parameters"
 """Parameters and the buffers that are part of the module's state."""
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW holds of a parameter: its number of steps and the means of gradient and square."""
+"""AdamW's state of a parameter: number of steps, and means of gradient and squared gradient."""
 PARTS = (PARAMETERS, *MOMENTS)
 
 Moments = dict[str, torch.Tensor]
 
 
 class WholeState:
-    """Every parameter and its moments are whole in this process."""
+    """State of a process that has every parameter and its moments unsplit."""
 
     def __init__(self, optimiser: Any) -> None:
         self._optimiser = optimiser
 
     def whole(self, tensor: torch.Tensor, part: str) -> torch.Tensor | None:
-        """One of `PARTS` of a parameter or buffer, whole; None where there is none yet.
+        """One of `PARTS` of a parameter or buffer, unsplit; None if it does not exist yet.
 
         Every worker calls it, for the same tensors in the same order.
         """
@@ -51,8 +51,8 @@ class WholeState:
     ) -> None:
         """Replace everything; every worker calls it.
 
-        ``values`` has each parameter and buffer with its whole value, ``moments`` the parameters
-        that have been stepped.
+        ``values`` has all parameters and buffers unsplit, ``moments`` the parameters that were
+        stepped.
         """
         for tensor, value in values:
             tensor.data.copy_(value)
@@ -61,12 +61,12 @@ class WholeState:
             means = {
                 name: torch.empty_like(parameter.data).copy_(state[name]) for name in MOMENTS[1:]
             }
-            step = state["step"].to(parameter.device, copy=True)  # where a fused AdamW counts
+            step = state["step"].to(parameter.device, copy=True)  # where fused AdamW counts steps
             self._optimiser.state[parameter] = {"step": step, **means}
 
 
 class ZeroState:
-    """What a DeepSpeed engine of ZeRO stage 1, 2 or 3 splits over the workers."""
+    """State of a DeepSpeed engine, split over workers by ZeRO stage 1, 2 or 3."""
 
     def __init__(self, engine: Any, rank: int) -> None:
         self._zero = engine.optimizer
@@ -80,12 +80,12 @@ class ZeroState:
 
         if part == PARAMETERS:
             with deepspeed.zero.GatheredParameters([tensor]):
-                # The parameters of stages 1 and 2 are parts of one tensor: files want them apart.
+                # In stages 1 and 2 parameters are views of one tensor; files need separate ones.
                 return tensor.detach().clone()
         state = self._zero.optimizer.state
         if not state:
             return None
-        if part == "step":  # of all parameters alike
+        if part == "step":  # the same for all parameters
             return next(iter(state.values()))["step"].clone()  # type: ignore[no-any-return]
         self._link()
         whole: torch.Tensor = safe_get_full_optimizer_state(tensor, part)
@@ -120,7 +120,7 @@ class ZeroState:
         return list(self._zero.single_partition_of_fp32_groups)
 
     def _make_moments(self) -> None:
-        """Moments as before the first step; AdamW makes them in that step."""
+        """Create zero moments; AdamW would only create them in its first step."""
         for flat in self._flat():
             self._zero.optimizer.state[flat] = {
                 "step": torch.zeros((), dtype=torch.float32, device=flat.device),
@@ -131,7 +131,7 @@ class ZeroState:
     def _link(self) -> None:
         """Link parameters to their moments.
 
-        DeepSpeed does so in the first step, when only the first group of parameters has moments.
+        DeepSpeed would do so in the first step, but only for the first group of parameters.
         """
         from deepspeed.utils import lazy_init_hp_params_optimizer_state as link
 
@@ -146,7 +146,7 @@ class ZeroState:
         if self._stage < 3:
             safe_set_full_optimizer_state(parameter, value, name)
             return
-        # DeepSpeed's own way to split fails where the workers' shares are not all full.
+        # DeepSpeed's own splitting fails if the workers' shares are not all full.
         length = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
         share = torch.zeros(length)
         rest = value.flatten()[self._rank * length : (self._rank + 1) * length]
@@ -158,17 +158,17 @@ State = WholeState | ZeroState
 
 
 def save_state(module: nn.Module, state: State, folder: Path | None) -> None:
-    """Write a module's state, part by part; workers without a folder only give their share."""
+    """Write a module's state part by part; workers without a folder only send their share."""
     for part, tensors in _parts(module, state, keep=folder is not None):
         if folder is not None:
             save_file(tensors, _file(folder, part))
 
 
 def snapshot(module: nn.Module, state: State) -> Callable[[Path], None]:
-    """Copy a module's state into this process's memory; what writes it as `save_state` does."""
+    """Copy a module's state into memory, and return a function that writes it like `save_state`."""
     on_cpu = next(module.parameters()).device.type == "cpu"
     parts = {
-        # What a CPU holds is not copied on the way to the CPU.
+        # Tensors that are already on the CPU are not copied by moving them there.
         part: {name: x.clone() if on_cpu else x for name, x in tensors.items()}
         for part, tensors in _parts(module, state, keep=True)
     }
@@ -195,7 +195,7 @@ def _parts(
 
 
 def load_state(module: nn.Module, state: State, folder: Path) -> None:
-    """Read what `save_state` wrote, tensor by tensor; it must be whole and of this architecture."""
+    """Load what `save_state` wrote, tensor by tensor; it must match this architecture."""
     named = named_tensors(module)
     try:
         with ExitStack() as stack:
@@ -218,7 +218,7 @@ def load_state(module: nn.Module, state: State, folder: Path) -> None:
 
 
 def weights(module: nn.Module, state: State, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Parameters and buffers, copied to the CPU of workers with ``keep``; every worker calls it."""
+    """Copy parameters and buffers to the CPU of workers with ``keep``; every worker calls it."""
     copies = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         value = state.whole(tensor, PARAMETERS)
@@ -228,7 +228,7 @@ def weights(module: nn.Module, state: State, *, keep: bool) -> dict[str, torch.T
 
 
 def differences(expected: Mapping[str, torch.Size], actual: Mapping[str, torch.Size]) -> list[str]:
-    """How the names and shapes of tensors differ, in words."""
+    """Differences in the names and shapes of tensors, in words."""
     faults = [f"{name} is missing" for name in sorted(expected.keys() - actual)]
     faults += [
         f"{name} is {tuple(actual[name])}, expected {tuple(shape)}"
@@ -246,7 +246,7 @@ def listed(faults: list[str]) -> str:
 
 
 def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters, shared ones once, and the buffers of the module's state."""
+    """Parameters without duplicates, and buffers of the module's state."""
     kept = module.state_dict().keys()
     buffers = {name: value for name, value in module.named_buffers() if name in kept}
     return {**dict(module.named_parameters()), **buffers}
@@ -261,7 +261,7 @@ def _file(folder: Path, part: str) -> Path:
 
 
 def _faults(named: Mapping[str, torch.Tensor], files: Mapping[str, Any]) -> list[str]:
-    # A parameter that ZeRO stage 3 splits is empty itself and knows its shape.
+    # A parameter split by ZeRO stage 3 is empty but knows its shape.
     shapes = {name: getattr(tensor, "ds_shape", tensor.shape) for name, tensor in named.items()}
     faults = differences(shapes, _shapes(files[PARAMETERS]))
     trained = {name: shapes[name] for name, tensor in named.items() if _trained(tensor)}
@@ -278,5 +278,5 @@ def _shapes(file: Any) -> dict[str, torch.Size]:
 def _unusable(folder: Path, reason: str) -> BenchmdError:
     return BenchmdError(
         f"the checkpoint {folder} cannot be loaded: {reason}. It is damaged or of another "
-        "architecture; remove it to start the run anew."
+        "architecture; remove it to start the run over."
     )

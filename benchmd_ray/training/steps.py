@@ -1,8 +1,8 @@
-"""How training steps are executed: eagerly, compiled, or as a CUDA graph.
+"""Execution of training steps: eager, compiled, or as a CUDA graph.
 
 A captured step is a graph of everything from normalisation to AdamW; with several workers it ends
-before AdamW, as gradients are averaged first. Dropout draws from the seed that is set before each
-replay. Source: https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+before AdamW, as gradients are averaged first. The seed for dropout is set before each replay.
+Source: https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
 from __future__ import annotations
@@ -28,32 +28,35 @@ from benchmd_ray.training.forward import (
 )
 
 Inputs = Mapping[str, torch.Tensor]
-"""What a step is given: tensors on the device, each with the batch as its first axis."""
+"""Inputs of a step: tensors on the device with the batch as first axis."""
 Loss = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
-"""Inputs, or a part of them along the batch, to what the backward pass starts from (these add up
-over the parts) and to what is reported, both scalars."""
+"""Function of the inputs, or a part of them along the batch, for two scalars: the loss for the
+backward pass, which is summed over parts, and the loss to report.
+"""
 Shapes = tuple[Any, ...]
 Way = Literal["eager", "compiled", "captured"]
 T = TypeVar("T")
 
 REHEARSED = 3
-"""Captured steps that are compared with the same ones executed directly."""
+"""Number of captured steps that are compared with direct execution."""
 APART = 0.5
-"""Largest relative difference of where the weights end, as AdamW's first step moves those by as
-much whose gradient is nothing but rounding; a graph that does nothing ends 1 apart."""
+"""Largest difference of the resulting weights, relative to the step. It is not small, since AdamW's
+first step moves weights fully even if their gradient is only rounding; a graph that does nothing
+has a difference of 1.
+"""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """How steps are executed, and why."""
+    """The way that steps are executed, and why."""
 
     way: Way
     compiles: bool
     why: str
 
     def titled(self, what: str, device: torch.device) -> str:
-        """Title of the progress display; it says nothing of eager steps on a CPU."""
+        """Title of the progress display; eager steps on a CPU are not mentioned."""
         plain = self.way == "eager" and device.type == "cpu"
         return what if plain else f"{what} (steps {self.way}: {self.why})"
 
@@ -66,10 +69,10 @@ def choose_step(
     built_in: bool,
     exchanges: bool = False,
 ) -> Chosen:
-    """How steps are executed, by ``execution.step``.
+    """Choose how steps are executed, by ``execution.step``.
 
     Only methods and networks of the package (``built_in``) are compiled: tests compare their
-    compiled steps with eager ones. ``exchanges``: a worker's loss needs something of the others.
+    compiled steps with eager ones. ``exchanges``: whether a worker's loss depends on other workers.
     """
     choice, device = execution.step, engine.worker.device
     able = can_compile(device)
@@ -86,8 +89,8 @@ def choose_step(
         ):
             if not holds:
                 raise BenchmdError(
-                    f"execution.step is {choice}, which needs {expected}: leave it at auto, or "
-                    "take eager."
+                    f"execution.step is {choice}, which needs {expected}: leave it at auto, or use "
+                    "eager."
                 )
         return Chosen(choice, able and built_in, "as set")
     for holds, why in (
@@ -100,7 +103,7 @@ def choose_step(
     for holds, why in (
         (able, "not compiled: no compiler"),
         (built_in, "not compiled: a custom method or network"),
-        (steps >= COMPILED_FROM, f"not compiled: {steps} steps end sooner than compiling"),
+        (steps >= COMPILED_FROM, f"not compiled: {steps} steps take less time than compiling"),
     ):
         if not holds:
             return Chosen("captured", False, why)
@@ -113,7 +116,7 @@ class _Captured:
     inputs: dict[str, torch.Tensor]
     loss: torch.Tensor
     gradients: list[tuple[torch.nn.Parameter, torch.Tensor]]
-    """Where each replay puts them, if the update is no part of the graph."""
+    """Gradients written by each replay, if the update is not part of the graph."""
 
 
 class Steps:
@@ -147,17 +150,19 @@ class Steps:
         self.chosen = chosen
 
     def __call__(self, number: int, inputs: Inputs, lr: float) -> torch.Tensor:
-        """Run one step, backward pass and optimiser; the reported loss, detached, on the device."""
+        """Run a step with backward pass and optimiser; returns the loss to report, a tensor."""
         self._engine.set_lr(lr)
         if not self._capturing:
             return self._direct(number, inputs)
         try:
             return self._by_graph(number, inputs)
         except _NotCaptured as error:
-            logger.warning("steps cannot be captured and are executed one by one: %s", error)
+            logger.warning(
+                "steps cannot be captured as CUDA graphs and are executed directly: %s", error
+            )
         self._capturing, self._captured, self._stream = False, {}, None
         if self._engine.worker.device.type == "cuda":
-            torch.cuda.empty_cache()  # what graphs and their rehearsals worked in
+            torch.cuda.empty_cache()  # memory of graphs and their comparisons
         return self._direct(number, inputs)
 
     def _direct(self, number: int, inputs: Inputs) -> torch.Tensor:
@@ -166,7 +171,7 @@ class Steps:
         return loss
 
     def _direct_passes(self, number: int, inputs: Inputs) -> torch.Tensor:
-        """Passes of a step; eager for inputs that cannot be compiled.
+        """Forward and backward passes of a step; eager for inputs that cannot be compiled.
 
         The backward pass is compiled when it is first needed.
         """
@@ -191,7 +196,7 @@ class Steps:
         return loss
 
     def _of_all(self, why: str) -> str:
-        """Why something failed, here or with another worker: what one gives up, all do."""
+        """The reason of a failure on any worker: if one gives up, all do."""
         if alone():
             return why
         failed = torch.tensor([bool(why)], dtype=torch.float32, device=self._engine.worker.device)
@@ -226,15 +231,15 @@ class Steps:
         self._left = max(0, self._left - 1)
         if not self._left and self._stream is not None:
             self._stream = None
-            torch.cuda.empty_cache()  # what direct steps worked in
+            torch.cuda.empty_cache()  # memory of direct steps
         return loss
 
     def _rehearsed(
         self, captured: _Captured | None, before: _State, number: int, inputs: Inputs
     ) -> torch.Tensor:
-        """Capture a step if need be, and compare it with the same step executed directly.
+        """Capture a step if needed, and compare it with direct execution.
 
-        What workers do together stays outside of what can fail in only one of them.
+        Collective operations stay outside of code that can fail on only one worker.
         """
         passes = partial(self._direct_passes, number, inputs)
         direct = self._attempted(partial(self._on_a_side_stream, passes))
@@ -260,7 +265,7 @@ class Steps:
         try:
             result = work()
         except (RuntimeError, NotImplementedError) as error:
-            # Of a capture that failed the first error says why, the last that it did.
+            # For a failed capture the first error tells the cause, the last only that it failed.
             first = error.__context__ or error
             why = f"{type(first).__name__}: {first_line(first)}"
         if why := self._of_all(why):
@@ -268,7 +273,7 @@ class Steps:
         return cast("T", result)
 
     def _on_a_side_stream(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Do work that makes, before a capture, all that is made only once."""
+        """Run work on a side stream before a capture, so that one-time initialisation is done."""
         device = self._engine.worker.device
         if device.type != "cuda":
             return work()
@@ -302,7 +307,7 @@ class Steps:
         captured.graph.replay()
 
     def _finished(self, captured: _Captured) -> torch.Tensor:
-        """The loss of a replay, after an update that is not part of the graph."""
+        """The loss of a replay, after the update if that is not part of the graph."""
         if self._engine.captures != "step":
             for parameter, gradient in captured.gradients:
                 parameter.grad = gradient
@@ -311,11 +316,11 @@ class Steps:
 
 
 class _NotCaptured(Exception):
-    """A step cannot be captured, or differs from the same one executed directly."""
+    """A step cannot be captured, or differs from direct execution."""
 
 
 class _State:
-    """Copies of all that a step changes: parameters, buffers and AdamW's moments."""
+    """Copies of everything that a step changes: parameters, buffers and AdamW's moments."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -323,7 +328,7 @@ class _State:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back; moments made since become 0, gradients go."""
+        """Restore everything; new moments become 0 and gradients are removed."""
         for parameter in self._engine.module.parameters():
             parameter.grad = None
         copied = {id(x) for x, _ in self._copies}
@@ -335,7 +340,7 @@ class _State:
 
     @torch.no_grad()
     def distance(self) -> float:
-        """Euclidean distance that the parameters have moved since."""
+        """Euclidean distance of the parameters from the copies."""
         apart = [
             torch.linalg.vector_norm(x.detach() - value)
             for x, value in self._copies
@@ -354,6 +359,6 @@ def _cut(inputs: Inputs, parts: int) -> list[Inputs]:
 
 
 def _close(loss: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two losses agree; those that are not finite do, too, and are reported later."""
+    """Whether two losses agree; non-finite losses count as equal and are reported later."""
     a, b = float(loss), float(expected)
     return abs(a - b) <= ALIKE * max(abs(a), abs(b)) or a != a or b != b or abs(a) == float("inf")

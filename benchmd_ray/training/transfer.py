@@ -1,7 +1,7 @@
 """Transfer to the source's labels: linear evaluation and fine-tuning; knows no Ray.
 
-The best epoch by the source's validation AUROC, or DSC of masks, is kept. Targets play no part
-here: this module is given only the source's catalog (decision D17).
+The best epoch by the source's validation AUROC, or DSC for masks, is kept. Targets are not used:
+this module gets only the source's catalog (decision D17).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmd_ray.modality.signals import differing_in
 from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.encoder import NETWORKS, make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.models.networks import require_task
+from benchmd_ray.models.networks import RANDOM_KERNELS, require_task
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.settings.definition import (
     AugmentationSettings,
@@ -74,14 +74,14 @@ AVERAGE = "average.safetensors"
 
 
 def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
-    """Refuse a job that cannot work, before anything starts; the labels of the run."""
+    """Refuse a job that cannot work, before anything starts; returns the labels of the run."""
     require_source(catalog)
     catalog.require_split("validation")
     require_task(catalog.task, job.settings.encoder)
     if catalog.task.segments and job.settings.transfer.freezes:
         raise BenchmdError(
-            f"the task of {catalog.dataset} is a segmentation, of which no frozen encoder gives "
-            "features: fine-tune instead (--setting finetune-full, or "
+            f"the task of {catalog.dataset} is a segmentation, for which frozen features are not "
+            "available: fine-tune instead (--setting finetune-full, or "
             "--set transfer.mode=finetune)."
         )
     require_fitting(catalog.signal, job.settings.encoder)
@@ -90,9 +90,14 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
             f"transfer.mode={job.settings.transfer.mode} encodes each record once and runs on one "
             "worker: use --set execution.workers=1."
         )
-    if catalog.task.segments:  # its masks are written long after
+    if catalog.task.segments:  # masks are written much later
         require("writing masks", "SimpleITK")
     if job.settings.transfer.mode == "finetune":
+        if job.settings.encoder.network == RANDOM_KERNELS:
+            raise BenchmdError(
+                "random kernels are not trained, so that they cannot be fine-tuned: use --setting "
+                "linear or knn, or for few labels linear-small."
+            )
         require_engine(job.settings.execution)
         require_whole_batches(job.settings, catalog.signal)
         augmentation = job.settings.transfer.augmentation
@@ -114,14 +119,14 @@ def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalo
     if signal != catalog.signal:
         raise BenchmdError(
             f"{upstream} was pretrained on signals of {signal.name}, the catalog {catalog.path} "
-            f"holds {catalog.signal.name}{differing_in(signal, catalog.signal)}: name a run on the "
+            f"has {catalog.signal.name}{differing_in(signal, catalog.signal)}: name a run on the "
             "same signal."
         )
     wanted = as_dict(job.settings.encoder)
     encoder = as_dict(updated(EncoderSettings(), description["encoder"]))
     patch = catalog.signal.patch[-1]
     for size in (wanted, encoder):
-        size["patch_size"] = size["patch_size"] or patch  # 0 is another word for the same patches
+        size["patch_size"] = size["patch_size"] or patch  # 0 means the default patches
     differing = [
         f"{name} is {encoder[name]} there and {value} here"
         for name, value in wanted.items()
@@ -129,7 +134,7 @@ def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalo
     ]
     if differing:
         raise BenchmdError(
-            f"the encoder of {upstream} is another one: {', '.join(differing)}. Use the encoder "
+            f"the encoder of {upstream} differs: {', '.join(differing)}. Use the encoder "
             "settings of that run."
         )
 
@@ -143,7 +148,7 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
         BenchmdError: The loss or every validation score is NaN, or a checkpoint, catalog or
             upstream does not fit.
         Stopped: A worker got a signal (`training.notice`) while fine-tuning; a checkpoint was
-            written, in the middle of an epoch too.
+            written, even within an epoch.
     """
     settings = job.settings
     catalog = open_catalog(job.catalog)
@@ -174,7 +179,7 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
 
 def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) -> None:
     transfer = job.settings.transfer
-    # Where each record is encoded once, no augmentation is read.
+    # Augmentation is not used if each record is encoded once.
     augmentation = AugmentationSettings() if transfer.freezes else transfer.augmentation
     about = (job.settings.encoder, catalog.signal, catalog.statistics, catalog.task, augmentation)
     nearest = transfer.neighbours if transfer.mode == "knn" else None
@@ -208,7 +213,9 @@ def _finetune(
     kept, objective = f"best_{catalog.task.selected_by}", objective_of(data.task)
     position: Mapping[str, Any] = {} if checkpoint is None else checkpoint.position
     if checkpoint is not None:
-        weights = load_file(checkpoint.folder / BEST) if worker.rank == 0 else {}  # who exports it
+        weights = (
+            load_file(checkpoint.folder / BEST) if worker.rank == 0 else {}
+        )  # the worker that exports it
         best = Best(position[kept], position["best_epoch"], weights)
         if average is not None:
             average.load(checkpoint.folder / AVERAGE)
@@ -270,10 +277,10 @@ def finetune_epoch(
     agreement: Agreement,
     average: Average | None = None,
 ) -> tuple[torch.Tensor, int]:
-    """One epoch, from a batch on to its end or to a signal.
+    """Train one epoch from a given batch to its end or a signal.
 
-    ``begun`` has the summed losses of the batches that an earlier session did. Returns the summed
-    loss of each batch, (batches,), and the signal to stop for, 0 at the end.
+    ``begun`` has the summed losses of the batches done by an earlier session. Returns the summed
+    loss of each batch, (batches,), and the signal to stop for, 0 at the end of the epoch.
     """
     worker, transfer = engine.worker, settings.transfer
     engine.module.train()
@@ -301,7 +308,7 @@ def finetune_epoch(
 
 
 def _inputs(batch: Batch, worker: Worker) -> dict[str, torch.Tensor]:
-    """Inputs of a step; gradients are averaged over workers, losses over the batch of all."""
+    """Inputs of a step; gradients are averaged over workers, losses over the whole batch."""
     weights = batch.weights
     return {
         "signals": batch.signals,

@@ -1,4 +1,4 @@
-"""Weights of a finished run: written, read and validated."""
+"""Writing, reading and validating the weights of a finished run."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from benchmd_ray.training.state import differences, listed
 Model = TypeVar("Model", Classifier, Segmenter)
 
 START = "start.safetensors"
-"""Weights of an encoder that an unfinished pretraining starts from, where they are not random."""
+"""File of the encoder weights that an unfinished pretraining starts from, if not random."""
 DESCRIPTION = "model.json"
 CONFIG = "config.json"
-"""What says the same, and more, of a model that was exported from its store."""
+"""File with this description and more, for a model exported from its store."""
 
 
 class ModelForm(TypedDict):
-    """What `DESCRIPTION` says: the architecture, the signals and what is done to them, the task."""
+    """Content of `DESCRIPTION`: architecture, signals and their normalisation, task."""
 
     encoder: dict[str, Any]
     network_source: str | None
@@ -57,7 +57,7 @@ class ModelForm(TypedDict):
     statistics: dict[str, Any] | None
     augmentation: dict[str, Any]
     nearest: NotRequired[Count]
-    """How many neighbours vote, where they are the head."""
+    """Number of neighbours that vote, if the head is nearest neighbours."""
     weights: str
     """SHA-256."""
 
@@ -72,9 +72,9 @@ def export_model(
     augmentation: AugmentationSettings | None = None,
     nearest: int | None = None,
 ) -> None:
-    """Write float32 weights with their architecture and how their input is made.
+    """Write float32 weights with a description of architecture and input.
 
-    ``nearest`` is how many neighbours vote, if the head is not trained.
+    ``nearest`` is the number of voting neighbours, if the head is not trained.
     """
     description = {
         "encoder": as_dict(encoder),
@@ -109,9 +109,9 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> str:
 
 
 def load_weights(module: nn.Module, path: Path, stated: str, prefix: str = "") -> None:
-    """Load finite weights strictly, of a safetensors file whose SHA-256 is ``stated``.
+    """Load finite weights strictly from a safetensors file whose SHA-256 is ``stated``.
 
-    With ``prefix``, only the tensors whose name starts so, without it.
+    With ``prefix`` only the tensors with this prefix are loaded; it is removed from their names.
     """
     _fill(module, _read_weights(path, stated), path, prefix)
 
@@ -133,7 +133,7 @@ def _read_weights(path: Path, stated: str) -> dict[str, torch.Tensor]:
 
 
 def _fill(module: nn.Module, tensors: dict[str, torch.Tensor], path: Path, prefix: str) -> None:
-    """Load the tensors with a prefix; a module on the meta device is only compared."""
+    """Load the tensors with a prefix; for a module on the meta device only compare them."""
     tensors = {
         name.removeprefix(prefix): value
         for name, value in tensors.items()
@@ -159,7 +159,7 @@ def load_encoder(folder: Path) -> Encoder:
     size = updated(EncoderSettings(), description["encoder"])
     path, (signal, _) = folder / MODEL, described(description, folder)
     tensors = _read_weights(path, description["weights"])
-    if size.network in NETWORKS:  # nothing is allocated that the weights do not fill
+    if size.network in NETWORKS:  # allocates only tensors that the weights fill
         with torch.device("meta"):
             _fill(make_encoder(signal, size), tensors, path, "encoder.")
     encoder = make_encoder(signal, size, recorded=description["network_source"] or "unknown")
@@ -168,12 +168,12 @@ def load_encoder(folder: Path) -> Encoder:
 
 
 def load_classifier(folder: Path) -> Classifier:
-    """Encoder and head of a finished transfer run that classifies."""
+    """Encoder and head of a finished classification transfer."""
     return _load_model(folder, Classifier)
 
 
 def load_segmenter(folder: Path) -> Segmenter:
-    """Network and head of a finished transfer run that segments."""
+    """Network and head of a finished segmentation transfer."""
     return _load_model(folder, Segmenter)
 
 
@@ -196,7 +196,7 @@ def _load_model(folder: Path, kind: type[Model]) -> Model:
     if not isinstance(model, kind):
         does = {Classifier: "classifies", Segmenter: "segments"}
         raise BenchmdError(
-            f"{folder} is of a model that {does[type(model)]}: name one that {does[kind]}."
+            f"the model in {folder} {does[type(model)]}: name one that {does[kind]}."
         )
     load_weights(model, folder / MODEL, description["weights"])
     return model
@@ -225,7 +225,7 @@ def _neighbours(
 
 
 def model_description(folder: Path) -> dict[str, Any]:
-    """What `export_model` wrote of an exported model, validated."""
+    """Validated description of an exported model (`export_model`)."""
     path = _description_of(folder)
     if not path.is_file():
         raise BenchmdError(
@@ -243,7 +243,7 @@ def model_description(folder: Path) -> dict[str, Any]:
 
 
 def require_programs(folder: Path) -> None:
-    """Compare the hashes of an exported model's programs; those not copied are skipped."""
+    """Verify the hashes of an exported model's programs; missing ones are skipped."""
     programs = model_description(folder).get("programs")
     stated = programs.items() if isinstance(programs, dict) else ()
     for name, digest in stated:
@@ -253,7 +253,7 @@ def require_programs(folder: Path) -> None:
 
 
 def is_exported(folder: Path) -> bool:
-    """Whether a folder is of a model that was exported from its store."""
+    """Whether a folder has a model that was exported from its store."""
     return (folder / CONFIG).is_file() and not (folder / RUN).exists()
 
 

@@ -1,19 +1,20 @@
-"""The choice at the end of a search, which the start can win.
+"""The choice at the end of a search, between the start and the best trials.
 
 The best trial and the start are evaluated again, on cuts and with seeds that the search did not
-use. A trial that is not above the start on the first cut gets no more, and the next best has its
-turn. A trial takes the start's place only if the lower bound of its mean difference is above 0,
-after the first cut if it is that clear; of several, the one with the largest difference does.
+use. If the trial is not above the start on the first cut, it gets no more evaluations and the next
+best trial is compared. A trial replaces the start only if the lower bound of its mean difference is
+above 0, possibly already after the first cut. If several do, the one with the largest difference is
+chosen.
 
-The variance of a mean difference has a part due to the sample of patients, which stays however
-often they are cut, and one of seeds and cuts, which falls with the number of evaluations. With
-scores of records the first is DeLong's (`tuning.sampling`), and the second what evaluations vary
-beyond it, those of the race around their own mean. Without, it is (1/n + validation/training
-records) times the variance of the differences (Nadeau & Bengio, Inference for the Generalization
-Error, Machine Learning 52, 2003). The bound is one-sided by Student's t. Of `LEVEL`, `EARLY` is for
-the look after the first of two cuts; of both the first compared trial has the share `FIRST`, and
-each further one the same share of the rest. So the level holds however many trials are compared,
-in extended searches, too.
+The variance of a mean difference has a part due to the sample of patients, which no number of cuts
+reduces, and a part due to seeds and cuts, which falls with the number of evaluations. With scores
+per record the first part is DeLong's (`tuning.sampling`), and the second is the remaining variance
+between evaluations, including those of the race around their own mean. Without them the variance is
+(1/n + validation/training records) times the variance of the differences (Nadeau & Bengio,
+Inference for the Generalization Error, Machine Learning 52, 2003). The bound is one-sided by
+Student's t. The share `EARLY` of `LEVEL` is spent on the look after the first of two cuts. The
+first compared trial gets the share `FIRST` of each level, and every further trial the same share of
+the rest. So the level holds for any number of compared trials, also in extended searches.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from scipy.stats import t as student
 
 FINALISTS = 3
 LEVEL = 0.05
-"""Chance that a trial takes the start's place although none is better, all looks at all trials
-together. Finalists are picked on the same patients, which simulated searches allow for."""
+"""Probability that a trial replaces the start although none is better, over all looks at all
+trials. Finalists are selected on the same patients; simulated searches account for this.
+"""
 EARLY = 0.01
-"""Part of it for the look after the first of two cuts."""
+"""Share of `LEVEL` for the look after the first of two cuts."""
 FIRST = 0.7
-"""Share of a level for the first trial, and for each further one of the rest."""
+"""Share of a level for the first trial; each further trial gets the same share of the rest."""
 CUTS = 2
-"""Whole cuts that a finalist is evaluated on, unless one decides."""
+"""Number of whole cuts for a finalist, unless the first one decides."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class SamplingVariance:
     """Variance of the difference between two trials that is due to the sample of patients."""
 
     of_mean: float
-    """Of the mean over evaluations."""
+    """Variance of the mean over evaluations."""
     of_each: float
 
 
@@ -65,16 +67,16 @@ class Decision:
     """The chosen trial, and the comparisons that decided."""
 
     number: int
-    """The trial; 0 is the start."""
+    """Chosen trial; 0 is the start."""
     finalists: tuple[Finalist, ...]
     start: float
-    """Mean of the start's fresh evaluations, of those that the chosen trial has."""
+    """Mean of the start's fresh evaluations, over those that the chosen trial has too."""
     expected: float
-    """Expected score of the chosen trial: the start's mean and the `corrected` gain."""
+    """Expected score of the chosen trial: the start's mean plus the `corrected` gain."""
 
 
 def cuts(evaluations: int) -> int:
-    """Whole cuts that a finalist is evaluated on at most."""
+    """Most whole cuts on which a finalist is evaluated."""
     return CUTS if evaluations > 1 else 1
 
 
@@ -84,7 +86,7 @@ def share(place: int) -> float:
 
 
 def level_of(place: int, seen: int, most: int) -> float:
-    """Chance that a look at a trial chooses it although it is no better than the start."""
+    """Probability that a look at a trial chooses it although it is no better than the start."""
     early = EARLY if most > 1 else 0.0
     return (early if seen < most else LEVEL - early) * share(place)
 
@@ -97,10 +99,10 @@ def decided(
     sampling: Mapping[int, SamplingVariance] | None = None,
     race: Mapping[int, Sequence[float]] | None = None,
 ) -> Decision:
-    """Choose by fresh evaluations of the start, two or more, and of finalists at some of these.
+    """Choose by fresh evaluations of the start (two or more) and of finalists on a subset of them.
 
-    ``ratio``: validation records over training records of an evaluation. Only the spread of the
-    differences to the start in the ``race`` is used: the finalists were picked by their size.
+    ``ratio``: validation records over training records of an evaluation. Of the ``race`` only the
+    spread of the differences to the start is used, since the finalists were selected by their size.
     """
     compared, bounds = [], {}
     for number, scores in sorted(finalists.items()):

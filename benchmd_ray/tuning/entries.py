@@ -37,7 +37,7 @@ RANGE = ("kind", "low", "high", "step", "default", "when")
 DROPOUT = ("encoder.dropout", "encoder.embedding_dropout")
 """Encoder settings that do not affect the shapes of its weights."""
 NEVER = {
-    "seed": "seeds show how much a result varies, they are not chosen by it",
+    "seed": "seeds show how much a result varies, so they must not be chosen by results",
     "tuned": "it names the search that found the settings",
     "transfer.mode": "--setting names what is searched",
     "transfer.labels": "--setting names what is searched",
@@ -87,7 +87,7 @@ def _setting_type(name: str, scope: Scope) -> Any:
         barred = _barred(name, scope)
         if barred:
             raise BenchmdError(
-                f"{scope.where}: this search cannot vary {name}: {barred}. Leave it out."
+                f"{scope.where}: this search cannot vary {name}: {barred}. Remove it."
             )
         return Any if option else types[name]
     if any(other.startswith(f"{name}.") for other in types):
@@ -114,7 +114,7 @@ def _barred(name: str, scope: Scope) -> str | None:
 def _barred_in_pretraining(name: str, group: str, technique: str) -> str | None:
     readers = METHOD_SETTINGS.get(name, (technique,))
     if group == "transfer":
-        return "a search of pretraining is scored by linear evaluation as it is"
+        return "a search of pretraining is scored by linear evaluation with its default settings"
     if technique in BUILT_IN and technique not in readers:
         return f"{technique} does not read it, only {' and '.join(readers)}"
     if technique in BUILT_IN and name.startswith("pretrain.options."):
@@ -133,7 +133,7 @@ def _barred_in_transfer(name: str, group: str, scope: Scope) -> str | None:
     if linear and (group == "encoder" or finetunes(name)):
         return "linear evaluation leaves the encoder as it is"
     if name == "transfer.freeze" and scope.technique == "scratch":
-        return "nothing has been pretrained that could stay as it is"
+        return "there is no pretrained encoder that could stay frozen"
     if group == "encoder" and scope.technique != "scratch":
         return "the encoder is that of the pretraining; its dropout here is transfer.dropout"
     return None
@@ -168,7 +168,9 @@ class _Reader:
             # A search starts at its settings, see `spaces.starting_at`.
             default = parameter.values[0] if parameter.values else parameter.low
             parameter = replace(parameter, default=default)
-        fixed = value_of(self.scope.fixed, self.name, default)  # options are not part of it
+        fixed = value_of(
+            self.scope.fixed, self.name, default
+        )  # options are not part of the fixed protocol
         if self.scope.built_in and default != fixed:
             raise self.error(
                 f"the default {shown(default)} is not the fixed protocol's value for "
@@ -241,7 +243,7 @@ class _Reader:
             number = math.nan
         if not abs(number) < LARGEST or (whole and not number.is_integer()):
             raise self.error(
-                f"{key} is {shown(value)}, expected {'an integer' if whole else 'a number'} of "
+                f"{key} is {shown(value)}, expected {'a whole number' if whole else 'a number'} of "
                 f"less than {LARGEST:,}."
             )
         return int(number) if whole else number
@@ -255,8 +257,8 @@ class _Reader:
         kinds = {float if type(value) is int else type(value) for value in choices}
         if len(kinds) > 1 or kinds == {type(None)}:
             raise self.error(
-                f"values is {shown(values)}, expected texts alone, numbers alone, or true and "
-                "false: a table of trials has one column for them."
+                f"values is {shown(values)}, expected only texts, only numbers, or true and false, "
+                "since the table of trials has one column for them."
             )
         if self.name == "encoder.patch_size":
             self._require_patches(choices)
@@ -275,12 +277,12 @@ class _Reader:
             except BenchmdError as error:
                 raise self.error(f"values: {error}") from error
             if size == signal.patch[-1] and 0 in sizes:
-                raise self.error(f"{size} and 0 are the same for {signal.name}: leave out one.")
+                raise self.error(f"{size} and 0 are the same for {signal.name}: remove one.")
 
     def _require_networks(self, names: tuple[str, ...]) -> None:
         for name in names:
             try:
-                network_source(EncoderSettings(network=name))  # refuses one that is not there
+                network_source(EncoderSettings(network=name))  # refuses an unknown network
                 require_signals(self.scope.modality.signal, name)
             except BenchmdError as error:
                 raise self.error(f"values: {error}") from error
@@ -292,14 +294,14 @@ class _Reader:
             raise self.error(f"low is {low:g} and high {high:g}, expected low below high.")
         if kind.startswith("log"):
             if low <= 0:
-                raise self.error(f"low is {low:g}, and a logarithmic scale begins above 0.")
+                raise self.error(f"low is {low:g}, but a logarithmic scale starts above 0.")
             if step is not None:
-                raise self.error("step is not a key of a logarithmic scale: leave it out.")
+                raise self.error("step is not a key of a logarithmic scale: remove it.")
         parameter = Parameter(self.name, kind, default, low, high, step)
         if step is not None and not (fitting_step(low, high, step) and parameter.holds(high)):
             raise self.error(
-                f"step is {step:g}, expected one above 0 that leads from {low:g} to {high:g}, in "
-                f"{MOST_STEPS:,} steps at most."
+                f"step is {step:g}, expected a number above 0 that divides the range {low:g} to "
+                f"{high:g} into at most {MOST_STEPS:,} steps."
             )
         return parameter
 

@@ -1,6 +1,6 @@
 """Independent random trials without training, executed by Ray Tune.
 
-For evaluations of seconds, such as a detector that is fitted to stored features. No proposal
+For evaluations that take seconds, such as fitting a detector to stored features. No proposal
 depends on earlier results.
 """
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 RESULT = "result"
 """Metric with a trial's values as JSON."""
 TrialFunction = Callable[[Mapping[str, Any], Any], Mapping[str, Any]]
-"""Maps values by name, and data that all trials read, to plain values."""
+"""Function from values by name, and data shared by all trials, to plain values."""
 
 
 def tried(
     work: TrialFunction, data: Any, parameters: Sequence[Parameter], trials: int
 ) -> list[dict[str, Any]]:
-    """Results of all trials, that of the parameters' defaults first.
+    """Results of all trials, starting with the trial of the parameters' defaults.
 
     Raises:
-        BenchmdError: This is a Ray task, in which trials have no room, or all trials failed, or the
-            one of the defaults.
+        BenchmdError: It is called in a Ray task, where trials cannot run, or all trials or that of
+            the defaults failed.
     """
     import ray
 
     if ray.is_initialized() and ray.get_runtime_context().get_task_id() is not None:
         raise BenchmdError(
-            "trials have no room in a task of a plan: search by the benchmark's own command, not "
-            "with --evaluate."
+            "trials cannot run within a task of a plan: search with the benchmark's own command, "
+            "not with --evaluate."
         )
 
     defaults = {parameter.name: parameter.default for parameter in parameters}
@@ -70,7 +70,7 @@ def tried(
 def in_order(
     results: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Results of trials, that of the defaults first."""
+    """Results of trials, starting with that of the defaults."""
     ended = [metrics for metrics in results if RESULT in metrics]
     ended.sort(key=lambda metrics: bool(metrics["config"] != defaults))
     if not ended:

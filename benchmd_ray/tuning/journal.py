@@ -1,7 +1,7 @@
 """Optuna's journal of a search: a file, or a log on S3, each line with a checksum.
 
-One process at a time writes: the holder of the search's lock, or on S3 of its lease. A process that
-lost the lease without noticing is refused by the log itself.
+Only one process writes at a time: the holder of the search's lock, or on S3 of its lease. If a
+process has lost the lease without noticing, the log refuses its lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmd_ray.files.atomic import remove
 from benchmd_ray.files.integrity import MAX_LOG_BYTES, Damaged, checked, line, read_line, unchecked
 from benchmd_ray.storage.location import Address, Location, log_at
 
-REMEDY = "Restore it from a copy, or remove the search's folder to start it anew."
+REMEDY = "Restore it from a copy, or remove the search's folder to start it over."
 FAULTS = (
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError),
     *(OverflowError, RecursionError),
@@ -31,7 +31,7 @@ def journal_at(place: Location) -> Journal | LoggedJournal:
     """The journal at a location, which may not exist yet.
 
     Raises:
-        Damaged: It is not a regular file, too long, or not what was written.
+        Damaged: It is not a regular file, is too long, or was changed.
     """
     if isinstance(place, Address):
         return LoggedJournal(place)
@@ -50,7 +50,7 @@ class Journal(JournalFileBackend):
         super().append_logs([checked(log) for log in logs])
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """Lines from a number on; `Damaged` if one is not what was written."""
+        """Lines from a number on; raises `Damaged` if a line was changed."""
         for number, log in enumerate(super().read_logs(log_number_from), log_number_from + 1):
             if (entry := unchecked(log)) is None:
                 why = f"line {number} is not what was written"
@@ -58,19 +58,19 @@ class Journal(JournalFileBackend):
             yield entry
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing: a file takes every line at once."""
+        """Does nothing: each line is written at once."""
         return contextlib.nullcontext()
 
 
 class LoggedJournal(BaseJournalBackend):
-    """A journal on S3, read once, as nobody else writes to it."""
+    """A journal on S3, read only once, since no other process writes to it."""
 
     def __init__(self, address: Address) -> None:
         self.path: Location = address
         self._log = log_at(address, MAX_LOG_BYTES)
         try:
             *self._lines, rest = self._log.read().decode("utf-8").split("\n")
-        except ValueError as error:  # a decoding error is one, too
+        except ValueError as error:  # includes decoding errors
             raise Damaged(address, str(error), REMEDY) from error
         if rest:
             raise Damaged(address, "its last line was cut off", REMEDY)
@@ -91,8 +91,8 @@ class LoggedJournal(BaseJournalBackend):
         """Lines from a number on.
 
         Raises:
-            Damaged: One is not what was written.
-            Transient: One could not be written.
+            Damaged: A line was changed.
+            Transient: A line could not be written.
         """
         self._require_written()
         for number, text in enumerate(self._lines[log_number_from:], log_number_from + 1):
@@ -103,14 +103,14 @@ class LoggedJournal(BaseJournalBackend):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Write the lines that are appended within by one request, all or none."""
+        """Write all lines appended in the context with one request, all or none."""
         self._deep += 1
         try:
             yield
             if self._deep == 1 and self._pending:
                 self._log.append("".join(self._pending).encode())
                 self._pending = []
-        except BaseException as error:  # a signal, too, may have come before lines were written
+        except BaseException as error:  # a signal may also come before lines are written
             if not isinstance(error, Exception):
                 why = f"writing to {self.path} was interrupted: run the same command again."
                 self._failure = self._failure or Transient(why)

@@ -1,4 +1,4 @@
-"""Trials as the journal of a search has them."""
+"""Trials read from the journal of a search."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ GRANTED, EVALUATIONS, CURVE, TESTED = "granted", "evaluations", "curve", "tested
 SECONDS, HOURS, REASON, CRASHES = "seconds", "device_hours", "reason", "crashes"
 MOST_EVALUATIONS = 10_000
 STARTED, FINISHED = "started", "finished"
-"""Names of what is noted with a trial."""
+"""Names of attributes of a trial."""
 OVER = "over"
-"""What a study notes when its race is over: see `Over`."""
+"""Attribute of a study whose race is over, see `Over`."""
 Numbers = Sequence[float | None]
-"""Of a budget."""
+"""Numbers of a budget."""
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,29 @@ class Trial:
 
     number: int
     state: State
-    """complete: it has all evaluations; stopped: it earned no more."""
+    """complete: it has all evaluations; stopped: it earned no further ones."""
     values: Mapping[str, Any]
     score: float
-    """Over all modalities: the mean of its evaluations, as far as it has any, made comparable with
-    those of others (`racing.paired`); AUROC, or DSC of masks."""
+    """Score over all modalities: the mean of its evaluations so far, made comparable with other
+    trials (`racing.paired`); AUROC, or DSC for masks.
+    """
     error: float
-    """Standard error of its mean difference to the start, and for the start of its own mean; NaN of
-    fewer than two evaluations, or shared ones."""
+    """Standard error of its mean difference to the start (for the start: of its mean); NaN with
+    fewer than two evaluations, or two shared with the start.
+    """
     scores: Mapping[str, float]
-    """By modality, likewise."""
+    """Scores by modality, likewise."""
     evaluations: tuple[tuple[int, float], ...]
-    """Number of each evaluation, and its score over all modalities."""
+    """Score over all modalities by number of the evaluation."""
     fresh: tuple[tuple[int, float], ...]
-    """Likewise of a finalist: evaluations after the race."""
+    """Scores of a finalist's fresh evaluations after the race, by number."""
     tested: int
-    """Its position, from 1, in the order in which trials were compared with the start; 0 of those
-    that were not."""
+    """Position, from 1, in the order of comparisons with the start; 0 if it was not compared."""
     curve: tuple[tuple[int, float], ...]
     """Best score so far by step of the first evaluation."""
     seconds: float
     device_hours: float
-    """Seconds times the GPUs, or CPUs, that it held, in hours."""
+    """Hours times its number of GPUs, or of CPUs if it had none."""
     reason: str
     """Why it failed."""
     started: str
@@ -62,17 +63,17 @@ class Trial:
 
     @property
     def cost(self) -> float:
-        """Device hours of an evaluation; of a trial without one, so far."""
+        """Device hours per evaluation; without a finished evaluation, device hours so far."""
         return self.device_hours / max(1, len(self.evaluations) + len(self.fresh))
 
 
 def known_trial(trial: FrozenTrial, start: FrozenTrial | None, method: Method) -> Trial:
-    """A trial with its scores, compared with those of the start.
+    """A trial with its scores, relative to the start's.
 
     Args:
-        trial: As the journal has it.
+        trial: The trial in the journal.
         start: The first trial.
-        method: Of the search.
+        method: Method of the search.
     """
     notes, done = trial.user_attrs, evaluations_of(trial)
     race, baseline = (
@@ -115,20 +116,20 @@ class Over:
     """The end of a search's race."""
 
     budget: list[float]
-    """That ended it; infinite where it sets no limit."""
+    """The budget that ended it; infinite where it sets no limit."""
     settled: list[int]
-    """Trials that had had their turn before."""
+    """Trials that were already settled in earlier races."""
 
 
 def noted_over(attributes: Mapping[str, Any], begun: int) -> Over | None:
     """The end of a study's race; None while it lasts.
 
     Args:
-        attributes: Of the study, as the journal has them.
+        attributes: Attributes of the study in the journal.
         begun: Number of trials that were started.
 
     Raises:
-        ValueError: A search does not write such a note.
+        ValueError: The note was not written by a search.
     """
     if OVER not in attributes:
         return None
@@ -145,11 +146,11 @@ def limits(budget: Numbers) -> list[float]:
 
 
 def noted_fault(trial: FrozenTrial, space: Space) -> str:
-    """What in a trial is not as a search writes it; empty where nothing is.
+    """What is invalid in a trial of the journal; empty if nothing.
 
     Args:
-        trial: As the journal has it.
-        space: What is searched: the journal may name no network of its own.
+        trial: The trial in the journal.
+        space: The search space; the journal must not name networks outside it.
     """
     parameters = {parameter.name: parameter for parameter in space.parameters}
     for name, value in trial.params.items():

@@ -17,21 +17,22 @@ from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial_log import Job
 
 LOSSES, LOST_NODES = 2, 20
-"""A trial fails after losing its process, or its process with the node, this often without a newer
-step in between."""
+"""A trial fails after losing its process, or its node, this often without progress in between."""
 CONFIRMING_AT_ONCE = 2
-"""Parallel jobs of the choice: the start's and a finalist's."""
+"""Parallel jobs of the final choice: the start's and a finalist's."""
 MOST_WANTED, MORE = 1000, 8
-"""Jobs that a cluster is asked to make room for at most, and how many more than running ones if the
-number of trials is open."""
+"""Most jobs for which a cluster is asked for resources, and how many more than the running ones if
+the number of trials is unlimited.
+"""
 RESERVED = 0.5
-"""Largest share of the hours that is kept for finalists, unless one needs more: with half of few
-hours, simulated searches find next to nothing (`studies.search_price`)."""
+"""Largest share of the hours reserved for finalists, unless a single finalist needs more. With half
+of a small budget reserved, simulated searches find almost nothing (`studies.search_price`).
+"""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a search; None is no limit. The first that is reached ends it."""
+    """Limits of a search; None is no limit. The first limit reached ends the search."""
 
     trials: int | None = 50
     """Including those of earlier sessions."""
@@ -68,9 +69,11 @@ class Place:
     cpus: float
     gpus: float
     at_once: int
-    """At the beginning: a cluster may grow or shrink."""
+    """Trials at once at the beginning; a cluster may grow or shrink."""
     workers: int = 1
-    """Of a trial; several hold its CPUs and GPUs, while its own process waits for them."""
+    """Workers of a trial; several workers use its CPUs and GPUs while its own process waits for
+    them.
+    """
 
     @property
     def devices(self) -> float:
@@ -138,7 +141,7 @@ class Limits:
     def _compared(self, trials: Sequence[Trial]) -> tuple[float, int]:
         """Device hours per evaluation of the compared trials, and the expected number to come.
 
-        Zero if there is nothing to compare so far.
+        Both are 0 if there is nothing to compare so far.
         """
         method = self.study.method
         finalists = self.study.finalists(self._budget)
@@ -169,10 +172,10 @@ class Limits:
 
     @property
     def used(self) -> bool:
-        """Whether no trial may begin any more: the race is over, or the rest is reserved.
+        """Whether no more trials may start: the race is over, or the rest is reserved.
 
-        The evaluations of finalists are expected to take the reserved hours, at most `RESERVED` or
-        what one finalist takes; nothing is reserved if they do not suffice to begin.
+        The hours expected for evaluations of finalists are reserved, at most the share `RESERVED`
+        or the hours of one finalist. If they are not enough for one finalist, nothing is reserved.
         """
         if self._over:
             return True
@@ -182,14 +185,14 @@ class Limits:
 
     @property
     def _over(self) -> bool:
-        """Whether the race is over, which it stays once the choice has begun."""
+        """Whether the race is over; it stays so once the final choice has started."""
         return self.spent or self.study.race_is_over(self._budget)
 
     @property
     def _hours(self) -> list[tuple[float, float, int]]:
-        """For each limit: its device hours, those left when running jobs end, and a tolerance.
+        """For each limit: its device hours, the hours left when running jobs end, and a tolerance.
 
-        The wall clock's are those of the parallel jobs of the choice. The tolerance, in
+        A wall-clock limit is converted by the parallel jobs of the choice. The tolerance, in
         evaluations, is half a cut for device hours and none for the wall clock.
         """
         budget, working = self.budget, [len(job.evaluations) for job in self.study.unfinished()]
@@ -206,21 +209,21 @@ class Limits:
 
     @property
     def _left(self) -> float:
-        """Expected number of evaluations that may begin."""
+        """Expected number of evaluations that may still start."""
         if not self.each:
             return math.inf
         evaluations = (left / self.each + more for _, left, more in self._hours)
         return max(0.0, min(evaluations, default=math.inf))
 
     def _cuts(self, before: int = 0) -> int:
-        """Cuts of a finalist and the start that may begin after other evaluations."""
+        """Cuts of a finalist and the start that may still start after other evaluations."""
         most = len(self.study.method.batches)
         left = min(self._left - before, 2.0 * FOLDS * most)
         return max(0, int(left // (2 * FOLDS)))
 
     @property
     def begun(self) -> bool:
-        """Whether all trials of the budget have begun."""
+        """Whether all trials of the budget were started."""
         return self.budget.trials is not None and self.study.begun >= self.budget.trials
 
     def look_around(self) -> None:
@@ -229,7 +232,7 @@ class Limits:
 
     @property
     def wanted(self) -> int:
-        """The number of jobs that would run if there was room."""
+        """Number of jobs that would run with unlimited resources."""
         jobs = len(self.running) + len(self.waiting)
         if self.used:
             choice = not self.spent and self.study.undecided(self._budget)
@@ -238,14 +241,14 @@ class Limits:
         return min(MOST_WANTED, jobs + max(0, left))
 
     def start_next(self) -> Job | None:
-        """The job to begin now; None without room or work."""
+        """The job to start now; None without resources or work."""
         if not self.running:
-            self.look_around()  # nobody else does while nothing works
+            self.look_around()  # otherwise nobody does while nothing runs
         if self.out_of_time or self.full:
             return None
         if self.waiting and self.running:
             if self._occupied + self._slots(self.waiting[0].number) > self.at_once:
-                return None  # until those that work leave it a whole GPU
+                return None  # until the running ones leave it a whole GPU
         job = self.waiting.pop(0) if self.waiting else self.next_job()
         if job is not None:
             self.running.add(job.number)
@@ -254,7 +257,7 @@ class Limits:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for another job, as without nodes."""
+        """Whether there is no room for another job; also true without nodes."""
         return self.draining or self._occupied >= self.at_once
 
     @property
@@ -265,15 +268,15 @@ class Limits:
         return max(1, round(1 / self.place.gpus)) if number in self.study.whole else 1
 
     def next_job(self) -> Job | None:
-        """The next job; None until a running one ends, or at all if none is running."""
+        """The next job; None if it depends on running jobs, or if there is none left."""
         study = self.study
         if study.hopeless:
             return None
         if not self._over:
             used, every = self.used, study.method.evaluations
-            # What the start lacks of the race, and what a trial may earn.
+            # Evaluations that the start lacks in the race, and those that a trial may earn.
             promoting = every - study.granted(0) + every - 1
-            if not used or self._cuts(promoting) == self._cuts():  # it costs no comparison
+            if not used or self._cuts(promoting) == self._cuts():  # needs no comparison
                 if (job := study.promote()) is not None:
                     return job
             if not used and not self.begun:

@@ -27,7 +27,8 @@ class Method:
     sampler: Sampler = "tpe"
     stopping: Stopping = "racing"
     """racing: trials earn evaluations, and the lower half is stopped within the first; asha: all
-    but the best third are stopped within their first evaluation; none: all get all evaluations."""
+    but the best third are stopped within the first; none: all trials get all evaluations.
+    """
     evaluations: int = 1
     choosing: Choosing = "confirmed"
     """confirmed: the best few and the start are evaluated again (`tuning.confirm`); highest: the
@@ -40,13 +41,13 @@ class Method:
 
     @property
     def fresh(self) -> range:
-        """Numbers of the evaluations of finalists, on cuts that the race did not use."""
+        """Numbers of the finalists' evaluations, on cuts that the race did not use."""
         first = -(-self.evaluations // FOLDS) * FOLDS
         return range(first, first + cuts(self.evaluations) * FOLDS)
 
     @property
     def batches(self) -> list[range]:
-        """The same, one range per cut."""
+        """The evaluations of `fresh`, one range per cut."""
         return [self.fresh[place : place + FOLDS] for place in range(0, len(self.fresh), FOLDS)]
 
     @property
@@ -56,12 +57,12 @@ class Method:
 
     @property
     def confirming(self) -> int:
-        """Expected fresh evaluations of the start and finalists: often the first is enough."""
+        """Expected fresh evaluations of the start and finalists; often one finalist is enough."""
         return 0 if self.choosing == "highest" else self.comparing + FOLDS
 
 
 STARTUP_TRIALS = 8
-"""Random trials before a model of the objective proposes."""
+"""Random trials before a model of the objective makes proposals."""
 Direction = Literal["maximize", "minimize"]
 
 
@@ -99,7 +100,7 @@ IMPORTANCE_TRIALS = 10
 def importance(trials: Sequence[FrozenTrial]) -> tuple[dict[str, float], str]:
     """Share of each searched setting in the variance of the score, by fANOVA; or why not.
 
-    Conditional settings, which not all of the trials have, are excluded.
+    Conditional settings, which not all trials have, are excluded.
     """
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 

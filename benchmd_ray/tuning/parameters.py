@@ -29,7 +29,7 @@ INHERITED = {
 }
 """Settings that take the value of another while they are null."""
 LARGEST = 2**53
-"""Bound of numbers in a space: floats hold all smaller whole ones."""
+"""Bound of numbers in a space: all smaller whole numbers are exact as floats."""
 MOST_VALUES, MOST_STEPS, MOST_TRIALS = 1000, 1_000_000, 100_000
 """Limits of a choice, a range and a search."""
 
@@ -41,15 +41,17 @@ class Parameter:
     name: str
     kind: Kind
     default: Any
-    """The start's value, and that of an inactive parameter."""
+    """Value at the start, and while the parameter is inactive."""
     low: float | None = None
     high: float | None = None
     """Ends of a range, both included."""
     step: float | None = None
-    """Distance of the values of a range, counted from ``low``; None: any value, or any integer."""
+    """Spacing of the values of a range from ``low``; None: any value, or any whole number."""
     values: tuple[Any, ...] = ()
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Active only while each of these other settings has one of its values."""
+    """The parameter is active only while each of these other settings has one of the listed
+    values.
+    """
 
     @property
     def range(self) -> str:
@@ -81,7 +83,7 @@ class Parameter:
         return all(values[other] in allowed for other, allowed in self.when.items())
 
     def suggest(self, trial: BaseTrial) -> Any:
-        """A proposal of the trial's sampler."""
+        """A value proposed by the trial's sampler."""
         if self.kind == "choice":
             return trial.suggest_categorical(self.name, self.values)
         assert self.low is not None  # a range has both ends, which mypy cannot know
@@ -111,7 +113,7 @@ class Parameter:
 class Space:
     name: str
     parameters: tuple[Parameter, ...]
-    """In order: a parameter follows those that it depends on."""
+    """Parameters in order: each follows those that it depends on."""
 
     @property
     def start(self) -> dict[str, Any]:
@@ -119,7 +121,7 @@ class Space:
         return self._chosen(lambda parameter: parameter.default)
 
     def filled(self, preferred: Mapping[str, Any]) -> dict[str, Any]:
-        """The given values that the space holds, and the start's for the rest."""
+        """The given values that are valid in the space, and the start's values for the rest."""
 
         def choose(parameter: Parameter) -> Any:
             value = preferred.get(parameter.name)
@@ -129,7 +131,7 @@ class Space:
         return self._chosen(choose)
 
     def suggest(self, trial: BaseTrial) -> dict[str, Any]:
-        """Proposals of the trial's sampler by name, active parameters only."""
+        """Values proposed by the trial's sampler, by name, for active parameters only."""
         return self._chosen(lambda parameter: parameter.suggest(trial))
 
     def _chosen(self, choose: Callable[[Parameter], Any]) -> dict[str, Any]:
@@ -208,7 +210,7 @@ def without(parameters: tuple[Parameter, ...], fixed: Mapping[str, Any]) -> tupl
         open_ = {other: allowed for other, allowed in p.when.items() if other not in settled}
         closed = any(settled[other] not in p.when[other] for other in p.when if other in settled)
         if closed or not all(open_.values()):
-            settled[p.name] = p.default  # never searched: it keeps its value
+            settled[p.name] = p.default  # never active: it keeps its value
         else:
             left.append(replace(p, when=open_))
     return tuple(left)

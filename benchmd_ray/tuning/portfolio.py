@@ -1,13 +1,14 @@
 """A portfolio: settings that beat the start on other datasets, which a search tries early.
 
-It is learned from finished searches. Each gives a few candidates, its trials above the start, and a
-random forest over its trials that estimates the gain of any settings on its dataset. The portfolio
-of a search is chosen greedily from the candidates: each next one adds most, on average over
-datasets, to the best of the start and those before it (as in Feurer et al., Auto-sklearn 2.0,
-https://arxiv.org/abs/2007.04074). Everything learned on the tuned dataset or one of the same origin
-is excluded first, including what a search learned that began with such settings.
+It is learned from finished searches. A search contributes a few candidates, which are its trials
+above the start, and a random forest over its trials that estimates the gain of any settings on its
+dataset. Candidates are chosen greedily: each next one has the largest additional gain, on average
+over datasets, over the best of the start and the candidates before it (as in Feurer et al.,
+Auto-sklearn 2.0, https://arxiv.org/abs/2007.04074). Everything learned on the tuned dataset, or on
+one of the same origin, is excluded first, including results of searches that started from such
+settings.
 
-A file holds names of settings and plain values, of which only those in the search space are used.
+The file has names of settings with plain values; only those in the search space are used.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ FEWEST = 8
 """Scored trials that a search needs to estimate gains."""
 TREES = 200
 MOST_NUMBERS = 5_000_000
-"""Trials times inputs of a forest; larger searches are skipped."""
+"""Most trials times inputs of a forest; larger searches are skipped."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,17 @@ class Portfolio:
     version: int = VERSION
     candidates: tuple[Candidate, ...] = ()
     after: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By dataset, the origins of the settings that a portfolio gave its searches."""
+    """Origins of the settings that searches on a dataset got from a portfolio, by dataset."""
 
     def origins(self, dataset: str) -> tuple[str, ...]:
-        """All datasets that settings learned on this one come from."""
+        """All datasets from which settings learned on this one originate."""
         return tuple(sorted({dataset, *self.after.get(dataset, ())}))
 
 
 def read_portfolio(path: Path | None = None) -> Portfolio:
     """Read a portfolio; None takes the one that ships with the package."""
     path = path or resource_folder("search_spaces") / SHIPPED
-    where, remedy = f"the portfolio {path}", "Learn it anew by `benchmd tune --learn STORE`."
+    where, remedy = f"the portfolio {path}", "Learn it again with `benchmd tune --learn STORE`."
     content = read_json(path, remedy)
     if content.get("version") != VERSION:
         version = shown(content.get("version"))
@@ -116,7 +117,7 @@ def _require_bounded(portfolio: Portfolio, where: str, remedy: str) -> None:
 
 
 def write_portfolio(place: Location, portfolio: Portfolio) -> None:
-    """Write a portfolio, whole or not at all."""
+    """Write a portfolio atomically."""
     _require_bounded(portfolio, "the portfolio", "Learn from fewer searches.")
     text = json.dumps(asdict(portfolio), indent=1, sort_keys=True, allow_nan=False) + "\n"
     if len(text) > MAX_JSON_BYTES:
@@ -154,7 +155,7 @@ def chosen_settings(
 
 
 def complementary(gains: np.ndarray) -> Iterator[int]:
-    """Indices of candidates, each adding most to the best of those before it.
+    """Greedy order of candidates: each next one adds the largest gain to the best so far.
 
     ``gains`` is (candidates, datasets); candidates without a gain are excluded.
     """
@@ -194,7 +195,7 @@ def learned(records: Sequence[SearchRecord], kinds: Mapping[str, SearchKind]) ->
 
 
 def _that_can_be_tried(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Drop candidates that gain nothing, or nowhere more than another of the same searches."""
+    """Drop candidates without a gain, or nowhere better than another of the same searches."""
     kept: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: -math.fsum(c.gains.values())):
         search = candidate.dataset, candidate.kind
@@ -207,11 +208,11 @@ def _that_can_be_tried(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]
 
 
 def _above_the_start(record: SearchRecord) -> list[dict[str, Any]]:
-    """Settings of a search that beat its start: the chosen ones, then the best others.
+    """Settings of a search that beat its start: the chosen settings, then the best others.
 
-    Settings that a portfolio gave are excluded, as they come from other datasets. If fresh
-    evaluations refuted a trial, so are trials that scored less in the race and were not evaluated
-    again.
+    Settings from a portfolio are excluded, as they were learned on other datasets. If fresh
+    evaluations refuted a trial, trials below it in the race that were not evaluated again are
+    excluded too.
     """
     trials = record.trials
     least = min(REDUCTION, record.evaluations)
@@ -243,7 +244,7 @@ def _missing(value: object) -> bool:
 
 
 def _as_searched(value: Any, about: Mapping[str, Any]) -> Any:
-    """A value of a table, in which integers with missing values are floats."""
+    """Undo the conversion of whole numbers to floats in a table column with missing values."""
     if about["kind"] == "choice":
         if value not in about["values"]:
             raise BenchmdError(
@@ -268,7 +269,7 @@ class _Model:
 
     @classmethod
     def of(cls, record: SearchRecord) -> _Model | None:
-        """None for too few or too many trials, without a start, or for several sources."""
+        """Fit the model; None for too few or many trials, no start, or several sources."""
         rows = record.trials[np.isfinite(record.trials["value"])]
         width = sum(len(about.get("values", "1")) for about in record.space.values())
         enough = len(rows) >= FEWEST and 0 in set(rows["number"]) and len(record.sources) == 1
@@ -294,7 +295,8 @@ class _Model:
     def gain(self, values: Mapping[str, Any]) -> float:
         """Estimated score minus the start's estimated score.
 
-        The start's own score would be biased against a forest that shrinks toward the mean.
+        The start's observed score would be biased relative to a forest, which shrinks toward the
+        mean.
         """
         reached, begun = self._forest.predict([self._point(values), self._start])
         return float(reached - begun)

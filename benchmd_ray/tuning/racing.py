@@ -14,25 +14,28 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 REDUCTION = 3
-"""One in so many trials earns more evaluations, each time so many times as many."""
+"""Reduction factor: one in three trials earns more evaluations, three times as many."""
 RECORDS = 10_000
-"""Patients that all evaluations of a trial together should be trained or scored on."""
+"""Patients on which all evaluations of a trial together should be trained or scored."""
 MOST = 3
-"""Evaluations of a trial at most. More find nothing more in simulated searches: a mean over few
-patients varies with these, however often they are cut."""
+"""Most evaluations of a trial. More do not help in simulated searches: a mean over few patients
+varies with these patients, however often they are split.
+"""
 HALF, FEWEST = 2, 4
-"""The lower half is stopped within the first evaluation, among so many trials or more."""
+"""The lower half is stopped within the first evaluation if at least `FEWEST` trials are
+compared.
+"""
 
 
 def usual_evaluations(patients: int) -> int:
-    """Evaluations of a trial that is not stopped: the less data, the more."""
+    """Evaluations of a trial that is not stopped: more for smaller datasets."""
     return min(MOST, -(-RECORDS // max(1, patients)))
 
 
 def rungs(evaluations: int) -> tuple[int, ...]:
     """Numbers of evaluations at which trials are compared: 1, 3, 9, … and all.
 
-    The last step at least doubles them, so that it is worth a comparison.
+    The last step at least doubles the number, otherwise it would not be worth a comparison.
     """
     powers = (REDUCTION**power for power in range(evaluations))
     return (*(power for power in powers if 2 * power <= evaluations), evaluations)
@@ -41,8 +44,8 @@ def rungs(evaluations: int) -> tuple[int, ...]:
 def expected_evaluations(trials: int, evaluations: int) -> int:
     """Expected evaluations of a race.
 
-    Half of the trials are stopped within the first, and a third of the others earn more at each
-    rung.
+    Half of the trials are stopped within the first evaluation; a third of the others continue at
+    each rung.
     """
     left, before, total = float(trials - 1) / HALF, 0, float(evaluations)
     for rung in rungs(evaluations):
@@ -60,8 +63,9 @@ def steps_within(most: int) -> tuple[int, ...]:
 def falls_behind(score: float, reached: Sequence[float], reduction: int, fewest: int = 2) -> bool:
     """Whether a trial stops at a step, as it is not in the upper part of those that reached it.
 
-    ``reached`` has the scores of all of these, the trial's own among them. The upper part is one in
-    ``reduction``, at least the best. With less than ``fewest`` scores none is stopped.
+    ``reached`` has the scores of all trials that reached the step, including this one. The upper
+    part is one in ``reduction``, at least one trial. With fewer than ``fewest`` scores no trial is
+    stopped.
     """
     better = sum(other > score for other in reached)
     return len(reached) >= fewest and better >= max(1, len(reached) // reduction)
@@ -81,8 +85,8 @@ def promoted(goodness: Mapping[int, float], granted: Mapping[int, int], rung: in
 def paired(scores: Mapping[int, float], start: Mapping[int, float]) -> float:
     """Value of a trial: the start's mean plus the mean difference on common evaluations.
 
-    Evaluations differ in difficulty, so only this compares trials with different numbers of them.
-    Without common evaluations it is the plain mean.
+    Evaluations differ in difficulty, so only paired values compare trials with different
+    evaluations. Without common evaluations it is the plain mean.
     """
     common = [evaluation for evaluation in scores if evaluation in start]
     if not common:
@@ -92,7 +96,7 @@ def paired(scores: Mapping[int, float], start: Mapping[int, float]) -> float:
 
 
 def standard_error(scores: Sequence[float]) -> float:
-    """Standard error of a mean of independent evaluations; NaN of fewer than two."""
+    """Standard error of a mean of independent evaluations; NaN for fewer than two."""
     if len(scores) < 2:
         return math.nan
     return float(np.std(scores, ddof=1) / math.sqrt(len(scores)))

@@ -1,6 +1,6 @@
-"""Ray Tune's interfaces to a search: what is next, what a result leads to, when to end.
+"""Adapters of a study to Ray Tune: the next job, reactions to results, and the end.
 
-A trial of Ray Tune is a job here: some evaluations of a trial of the study.
+A trial of Ray Tune is a job here: one or more evaluations of a trial of the study.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmd_ray.tuning.trial_log import Job
 
 
 class _NotKept:
-    """Ray Tune pickles its objects now and then; nothing is ever restored from that."""
+    """Ray Tune pickles its objects now and then, but nothing is ever restored from them."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -38,7 +38,7 @@ class Jobs(_NotKept, Searcher):  # type: ignore[misc]
         self._limits = limits
 
     def suggest(self, trial_id: str) -> Any:
-        """The next job as a configuration, FINISHED, or None to be asked again later."""
+        """The next job as a configuration, FINISHED at the end, or None to be asked again later."""
         limits = self._limits
         with _noted(limits):
             job = limits.start_next()
@@ -56,20 +56,20 @@ class Jobs(_NotKept, Searcher):  # type: ignore[misc]
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Nothing: `Judge` has reported to the study."""
+        """Does nothing: `Judge` reports to the study."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the study is stored by itself."""
+        """Does nothing: the study stores itself."""
         open(checkpoint_path, "wb").close()
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing: Ray Tune is never restored."""
+        """Does nothing: Ray Tune is never restored."""
 
 
 class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
     """Reports results to the study, and stops trials that ended or fall behind.
 
-    A lost job is restarted as another job: Ray Tune itself restarts none.
+    A lost job is restarted as a new job; Ray Tune never restarts one.
     """
 
     def __init__(self, limits: Limits, ended: Ended, work: TrialContext) -> None:
@@ -87,19 +87,18 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         self._jobs[int(trial.config["number"])] = trial
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """The next job; also finds jobs that Ray Tune failed to begin in a warm process.
+        """The next job; also detects jobs that Ray Tune failed to start in a warm process.
 
-        That happens without any other notice when the process did not let go of its last job in
-        time.
+        This happens silently if the process did not release its last job in time.
         """
         for number in sorted(self._limits.running):
             job = self._jobs.get(number)
             if job is not None and job.status == Trial.ERROR:
-                self._lost(job, "its process could not begin", by_node=False)
+                self._lost(job, "its process could not start", by_node=False)
         return super().choose_trial_to_run(tune_controller)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Take a result; nested values are flat, their names joined by slashes."""
+        """Handle a result; nested values are flattened, with names joined by slashes."""
         goes_on = False
         with _noted(self._limits):
             number = int(trial.config["number"])
@@ -115,11 +114,11 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
 
     def _takes_whole(self, trial: Any) -> bool:
-        """Restart a trial that ran out of memory next to others on a GPU of its own."""
+        """Restart a trial that ran out of memory on a shared GPU, on a whole one."""
         if trial.config["whole"] or not 0 < self._limits.place.gpus < 1:
             return False
         number = int(trial.config["number"])
-        reason = "it ran out of memory on its share of a GPU and works again on a whole one"
+        reason = "it ran out of memory on its share of a GPU and is restarted on a whole one"
         self._limits.lost(number, reason)
         self._limits.study.worked(number, self._seconds(trial))  # on its share
         self._limits.study.whole.add(number)
@@ -131,8 +130,8 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         if result["failed"] and result.get("trouble"):
             reason = result["failed"].rstrip(".")
             self._limits.trouble = Transient(
-                f"trial {number} could not work: {reason}. When that is mended, run the "
-                "same command again: it resumes with this trial."
+                f"trial {number} could not run: {reason}. When that is fixed, run the same command "
+                "again: it resumes with this trial."
             )
             return False
         if result["failed"]:
@@ -157,7 +156,7 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         error_text, last = last_error(trial), last_reported(trial)
         if GONE.search(error_text) or last.get("node") in dead_nodes():
             begun = "seconds" in last
-            reason = "its node was lost" if begun else "its node was lost before it began"
+            reason = "its node was lost" if begun else "its node was lost before it started"
             self._lost(trial, reason, by_node=True)
         else:
             self._lost(trial, "its process was lost", by_node=False)
@@ -171,7 +170,8 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         with _noted(limits):
             limits.lost(number, reason)
             losses = self._losses[number, by_node] = self._losses.get((number, by_node), 0) + 1
-            # What Ray Train reserved for its workers is freed when nothing works any more.
+            # Resources that Ray Train reserved for its workers are freed when nothing runs any
+            # more.
             limits.draining |= limits.place.workers > 1
             if losses < (LOST_NODES if by_node else LOSSES):
                 self._again(trial)
@@ -235,7 +235,7 @@ def dead_nodes() -> set[str]:
 
 @contextmanager
 def _noted(limits: Limits) -> Iterator[None]:
-    """Let an error end the search; Ray Tune would count it as a lost trial."""
+    """Let an error end the search, since Ray Tune would treat it as a lost trial."""
     try:
         yield
     except Exception as error:

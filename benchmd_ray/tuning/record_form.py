@@ -1,4 +1,4 @@
-"""What a search's plan and result look like: checked whenever they are read, whoever wrote them."""
+"""Schemas of a search's plan, trials and result, checked whenever they are read."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from benchmd_ray.tuning.parameters import (
 )
 
 PAIRED = (-1, 2)
-"""Ends of a mean score that is made comparable with the start's: it may leave 0 to 1."""
+"""Bounds of a mean score that was made comparable with the start's: it may be outside 0 to 1."""
 COUNTS = ("number", "evaluations", "fresh_evaluations")
 MOST_POINTS = 3_000_000
-"""Points of all curves of one table, at most."""
+"""Most points of all curves of a table."""
 
 
 def _settings_of_this_version(changes: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _settings_of_this_version(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 Exact = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
-"""A number that arrays hold exactly."""
+"""A number that is exact in arrays."""
 Value = Annotated[
     PlainValue,
     checked(
@@ -52,14 +52,14 @@ Changes = Annotated[dict[str, Any], AfterValidator(_settings_of_this_version)]
 
 
 class Folds(TypedDict):
-    """How many of what the parts of a source's training split have."""
+    """Number of records and patients in the parts of a source's training split."""
 
     train: Count
     validation: Count
 
 
 class SourceForm(TypedDict):
-    """What a search chooses on."""
+    """A source of a search."""
 
     modality: Name
     source: Name
@@ -80,20 +80,20 @@ class SearchedForm(TypedDict):
 
 
 class Borrowed(TypedDict):
-    """What a portfolio gave a search."""
+    """Settings that a search got from a portfolio."""
 
     values: dict[str, Any]
     datasets: list[Name]
 
 
 class SearchDeterminants(TypedDict):
-    """What determines a search, at least."""
+    """Required determinants of a search."""
 
     portfolio: list[Borrowed]
 
 
 class PlanForm(TypedDict):
-    """What ``search.json`` holds at least."""
+    """Required content of ``search.json``."""
 
     technique: Name
     setting: Name
@@ -130,7 +130,7 @@ class DecisionForm(TypedDict):
 
 
 class ResultForm(TypedDict):
-    """What ``result.json`` holds at least."""
+    """Required content of ``result.json``."""
 
     best: Count
     value: Finite
@@ -146,12 +146,12 @@ class ResultForm(TypedDict):
 
 
 def plan_fault(plan: Mapping[str, Any]) -> str:
-    """What in ``search.json`` is not as a search writes it; empty where nothing is."""
+    """What is invalid in ``search.json``; empty if nothing."""
     if fault := form_fault(PlanForm, plan):
         return fault
     sources, settings = plan["sources"], plan["settings"]
     if len(sources) != len(settings):
-        return f"it has {len(sources)} sources and {len(settings)} settings, expected as many"
+        return f"it has {len(sources)} sources and {len(settings)} settings, expected equal numbers"
     faults = (_parameter_fault(name, about) for name, about in plan["space"].items())
     return next(filter(None, faults), "")
 
@@ -161,7 +161,7 @@ def _parameter_fault(name: str, about: Mapping[str, Any]) -> str:
     what, step = f"the searched setting {name}", about.get("step")
     if about["kind"] == "choice":
         if about["default"] not in about.get("values", ()):
-            return f"{what} has no values to choose, or a default that is none of them"
+            return f"{what} has no values to choose from, or a default that is not among them"
         return ""
     if "low" not in about or "high" not in about:
         return f"{what} has no range"
@@ -184,12 +184,12 @@ def parameter_of(name: str, about: Mapping[str, Any]) -> Parameter:
 def trials_fault(
     table: pa.Table, space: Mapping[str, Mapping[str, Any]], scores: Collection[str]
 ) -> str:
-    """What in ``trials.parquet`` no search writes; empty where nothing is.
+    """What is invalid in ``trials.parquet``; empty if nothing.
 
     Args:
-        table: Of the types that it has to have.
-        space: What is searched, as ``search.json`` has it.
-        scores: Columns of scores that are made comparable with the start's.
+        table: A table whose columns have the right types.
+        space: The search space as in ``search.json``.
+        scores: Columns of scores that were made comparable with the start's.
     """
     points = pc.sum(pc.list_value_length(table["curve"])).as_py() or 0
     if len(table) > MOST_TRIALS or points > MOST_POINTS:
@@ -220,7 +220,7 @@ def trials_fault(
 
 
 def result_fault(result: Mapping[str, Any], scored: Collection[int]) -> str:
-    """What in ``result.json`` is not as a search writes it; empty where nothing is.
+    """What is invalid in ``result.json``; empty if nothing.
 
     Args:
         result: A JSON object.

@@ -35,10 +35,10 @@ from benchmd_ray.tuning.record_form import PlanForm, plan_fault, result_fault, t
 
 FORMAT = 4
 STATES = ("complete", "stopped", "failed", "unfinished")
-"""``complete``: the trial has all evaluations; ``stopped``: it earned no more."""
+"""``complete``: the trial has all evaluations; ``stopped``: it earned no further ones."""
 NUMERIC = ("float", "log float", "int", "log int")
 COST = "device_hours"
-"""The second objective, of searches that minimise it."""
+"""The second objective, in searches that minimise it."""
 CURVE = pa.list_(pa.struct([("step", pa.int64()), ("value", pa.float64())]))
 COLUMNS: dict[str, pa.DataType] = {
     "number": pa.int64(),
@@ -63,29 +63,29 @@ COLUMNS: dict[str, pa.DataType] = {
 """Columns of ``trials.parquet`` that every search has.
 
 ``reason``: why a trial failed. ``value``: mean score of its ``evaluations`` on the validation
-records, paired with the start's (`racing.paired`), ``error`` the standard error of its mean
-difference to the start, and for the start of its own mean. ``fresh_value``: mean of a finalist's
-``fresh_evaluations`` after the race; ``difference``, ``difference_low``: its mean difference to the
-start there, and the lower bound that decides (`confirm`). ``last_value``, ``step``: the last report
-of the first evaluation, of ``steps`` (epochs, pretraining steps, or modalities). ``seconds``,
-``device_hours``: of all attempts. ``started``, ``finished``: ISO time, UTC."""
+records, paired with the start's (`racing.paired`); ``error``: the standard error of its mean
+difference to the start (for the start: of its mean). ``fresh_value``: mean of a finalist's
+``fresh_evaluations`` after the race; ``difference``, ``difference_low``: the mean difference of
+these to the start, and the lower bound that decides (`confirm`). ``last_value``, ``step``: the last
+report of the first evaluation, of ``steps`` (epochs, pretraining steps, or modalities).
+``seconds``, ``device_hours``: total over all attempts. ``started``, ``finished``: ISO time, UTC.
+"""
 REQUIRED = (
     *("number", "state", "evaluations", "fresh_evaluations"),
     *("seconds", "device_hours", "started"),
 )
 SCORE_OF = "score:"
-"""Prefix of the columns with the score of one modality, of a search over several."""
+"""Prefix of the columns with scores by modality in a search over several."""
 RULE = (
-    "a trial takes the start's place where the one-sided lower bound of its mean difference to the "
-    f"start over fresh evaluations is above 0 (level {LEVEL:g} over all trials that are compared "
-    "and all looks at them, by patients, seeds and cuts); of several the one with the largest "
-    "difference"
+    "a trial replaces the start if the one-sided lower bound of its mean difference to the start "
+    f"over fresh evaluations is above 0 (level {LEVEL:g} over all compared trials and all looks at "
+    "them, by patients, seeds and cuts); if several do, the one with the largest difference"
 )
-"""How fresh evaluations decide (`tuning.confirm`), for readers of results."""
+"""The rule of choice (`tuning.confirm`), for readers of results."""
 OVERLAP = (
-    "Under the policy released some patients have records in the training split and in a scored "
-    "one, so that a search has seen records of patients who are scored later, and its gains on the "
-    "source's own splits are too high."
+    "Under the policy released some patients have records in both the training split and a scored "
+    "one. A search has then seen patients who are scored later, so its gains on the source's own "
+    "splits are too high."
 )
 ALL_LABELS = (
     "A search of a few-label setting trains on few labels, but scores its trials with the labels "
@@ -95,7 +95,7 @@ ALL_LABELS = (
 
 
 def limits_of(policies: Iterable[str], settings: Iterable[str]) -> list[str]:
-    """Limitations of searches under these policies and of these settings, for readers."""
+    """Limitations of searches with these policies and settings, for readers."""
     names = {name.strip() for text in policies for name in text.split(",")}
     few = {f"-{name}" for name, count in LABEL_SETTINGS.items() if count is not None}
     lines = [OVERLAP] if "released" in names else []
@@ -109,7 +109,7 @@ class SearchRecord:
     setting: str
     sources: tuple[Mapping[str, Any], ...]
     """modality, source, policy, digests of catalog and inner catalog, records and patients of the
-    inner catalog's two splits; several of a universal search."""
+    inner catalog's two splits; several entries for a universal search."""
     objectives: tuple[str, ...]
     """``auroc`` or ``dsc``, and maybe ``device_hours``."""
     sampler: str
@@ -118,18 +118,19 @@ class SearchRecord:
     choosing: str
     seed: int
     space: Mapping[str, Mapping[str, Any]]
-    """By setting: kind, range and default, the value of trial 0."""
+    """By setting: kind, range and default (the value of trial 0)."""
     settings: tuple[Mapping[str, Any], ...]
     """Settings of trial 0, the start, one per source."""
     device: str
     given: int
-    """Trials after the first that a portfolio gave."""
+    """Number of trials after the first that came from a portfolio."""
     taught: tuple[str, ...]
     trials: pd.DataFrame
-    """One row per trial in order of number: `COLUMNS`, each searched setting, and of a universal
-    search the score of each modality. ``curve`` holds tuples of (step, value)."""
+    """One row per trial in order of number: `COLUMNS`, each searched setting, and in a universal
+    search the score of each modality. ``curve`` holds tuples of (step, value).
+    """
     result: Mapping[str, Any] | None
-    """``result.json``; None before there is one."""
+    """``result.json``; None if missing."""
 
     @property
     def name(self) -> str:
@@ -137,7 +138,7 @@ class SearchRecord:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Trials by state, all of `STATES`."""
+        """Number of trials by state, for all of `STATES`."""
         return {state: int((self.trials["state"] == state).sum()) for state in STATES}
 
     def _stated(self, name: str, default: Any) -> Any:
@@ -245,7 +246,7 @@ def _column_type(name: str, about: Mapping[str, Any]) -> pa.DataType:
 
 
 def read_searches(stores: Sequence[Path]) -> StoredItems[SearchRecord]:
-    """Searches of stores or run folders; of copies of one, that with the most trials."""
+    """Searches of stores or run folders; of several copies, the one with the most trials."""
     folders = {
         path.parent.resolve(): None
         for store in stores
@@ -256,7 +257,7 @@ def read_searches(stores: Sequence[Path]) -> StoredItems[SearchRecord]:
     for folder in folders:
         if not is_name(folder.name):
             damaged[folder] = (
-                f"{shown(folder.name)} is no name of a search. Move it out of its store."
+                f"{shown(folder.name)} is not a name of a search. Move it out of its store."
             )
             continue
         try:
@@ -276,7 +277,10 @@ def read_plan(folder: Path) -> dict[str, Any]:
         raise BenchmdError(
             f"{folder} is not a search (no {SEARCH}). Name a folder that `benchmd tune` printed."
         )
-    path, remedy = folder / SEARCH, f"Move the folder {folder} out of the store to start it anew."
+    path, remedy = (
+        folder / SEARCH,
+        f"Move the folder {folder} out of the store to start the search over.",
+    )
     plan = read_hashed_json(path, remedy)
     if plan.get("format") != FORMAT:
         raise BenchmdError(
@@ -303,7 +307,9 @@ def read_search(folder: Path) -> SearchRecord:
     trials = _read_trials(folder / TRIALS, plan["space"], modalities)
     result = _read_result(folder / RESULT, trials)
     if result is not None and COST in plan["objectives"] and not result["front"]:
-        raise Damaged(folder / RESULT, "it has no trial that none beats", _remedy(folder))
+        raise Damaged(
+            folder / RESULT, "it has no trial that is not beaten by another", _remedy(folder)
+        )
     tuples, portfolio = ("sources", "objectives", "settings"), plan["determinants"]["portfolio"]
     named: dict[str, Any] = {
         name: tuple(plan[name]) if name in tuples else plan[name]
@@ -321,7 +327,7 @@ def read_search(folder: Path) -> SearchRecord:
 
 
 def read_trials(path: Path) -> pa.Table:
-    """``trials.parquet``, compared with its hash and its search."""
+    """Read ``trials.parquet``, verified by its hash and against its search."""
     remedy = _remedy(path.parent)
     require_hash(path, remedy)
     table = read_table(path, path, remedy)
@@ -384,6 +390,6 @@ def _read_result(path: Path, trials: pd.DataFrame) -> Mapping[str, Any] | None:
 
 def _remedy(folder: Path) -> str:
     return (
-        "Run the same `benchmd tune` again, which writes it anew from the trials that it has; or "
-        f"move the folder {folder} out of the store."
+        "Run the same `benchmd tune` again, which writes it again from its journal; or move the "
+        f"folder {folder} out of the store."
     )

@@ -1,9 +1,9 @@
 """Variance between two trials that is due to the sample of patients.
 
-Fresh evaluations hold each patient once per cut. So their mean difference varies with the patients,
-however often they are cut, and with seeds and cuts, less the more evaluations there are. The first
-part follows from each patient's contribution (DeLong), the rest from the remaining spread of the
-evaluations.
+Fresh evaluations include each patient once per cut. So the variance of their mean difference has a
+part due to the patients, which no number of cuts reduces, and a part due to seeds and cuts, which
+falls with the number of evaluations. The first part follows from each patient's contribution
+(DeLong), the second from the remaining spread of the evaluations.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial_files import get_scores
 
 Floats = npt.NDArray[np.float64]
-REMEDY = "Two processes may have made them: what is chosen without them holds, and finds less."
+REMEDY = (
+    "Two processes may have written them. The choice is valid without them, but has less power."
+)
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ValidationRecords:
     units: npt.NDArray[np.str_]
-    """Unit that each row is scored in."""
+    """Scored unit of each row."""
     patients: npt.NDArray[np.str_]
     targets: npt.NDArray[np.int8]
     """(rows, classes)."""
     second_half: npt.NDArray[np.bool_]
-    """Rows scored by the epoch that was chosen on the others."""
+    """Rows scored at the epoch that was chosen on the others."""
 
     @classmethod
     def of(cls, catalog: Catalog, settings: Settings) -> ValidationRecords | None:
-        """Those of an inner catalog; None without halves."""
+        """Validation records of an inner catalog; None if they have no halves."""
         if catalog.task.segments:
             return None
         data = transfer_data(settings, catalog, halved=True)
@@ -57,20 +59,20 @@ class ValidationRecords:
         return cls(units, patients, data.validation_targets, data.second_half)
 
     def shares(self, start: Floats, trial: Floats) -> dict[str, float]:
-        """Contribution of each patient to the difference of an evaluation, see `delong_shares`."""
+        """Contribution of each patient to the difference in one evaluation, see `delong_shares`."""
         shares: dict[str, float] = {}
         for half in (~self.second_half, self.second_half):
             units = Units(self.units[half])
             targets, patients = units.targets(self.targets[half]), self.patients[half][units.first]
             begun, trial_scores = (units.scores(scores[half]) for scores in (start, trial))
             moved = delong_shares(targets, begun, trial_scores, patients) / 2
-            if len(moved):  # none where the half has no class that can be scored
+            if len(moved):  # empty if no class can be scored in the half
                 shares |= dict(zip(np.unique(patients).tolist(), moved.tolist(), strict=True))
         return shares
 
 
 def sampling_of(shares: Sequence[Mapping[str, float]]) -> SamplingVariance:
-    """Variance of differences due to the patients, from their shares by evaluation."""
+    """Variance of differences due to the patients, from their contributions by evaluation."""
     together: dict[str, float] = {}
     for by_patient in shares:
         for patient, share in by_patient.items():
@@ -86,8 +88,8 @@ def sampled(
 ) -> SamplingVariance | None:
     """Variance due to the patients in the fresh evaluations of a trial and of the start.
 
-    None if scores of records were not kept (several modalities or workers, masks, few patients) or
-    are damaged, which is logged.
+    None if scores per record were not stored (several modalities or workers, masks, few patients)
+    or are damaged, which is logged.
     """
     try:
         shares = []
@@ -109,5 +111,5 @@ def sampled(
             shares.append(records.shares(*scores))
         return sampling_of(shares)
     except Damaged as error:
-        logger.warning("the choice does without scores of records: %s", error)
+        logger.warning("the choice is made without scores per record: %s", error)
         return None

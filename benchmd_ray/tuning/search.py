@@ -2,7 +2,7 @@
 
 Ray Tune places trials, notices lost processes and keeps processes warm. Proposals, early stopping,
 retries and outcomes are decided here and stored in the study, so a killed search resumes without
-anything of Ray Tune.
+any state of Ray Tune.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from benchmd_ray.tuning.trial import Reached, out_of_memory, run_trial, why_fail
 from benchmd_ray.tuning.trial_files import leave_only
 
 ENVIRONMENT = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the study keeps what they would write
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the study stores what they would write
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # a signal halts the search, see `Limits`
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # nothing is restored from these
     "TUNE_FORCE_TRIAL_CLEANUP_S": "5",
-    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # how many work is decided here
-    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE": "1",  # else Ray Tune starts such a trial again
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # the number of trials is decided here
+    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE": "1",  # otherwise Ray Tune restarts such a trial
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 """Read by Ray Tune when it is imported or started."""
 WAITING = {"memory": 1.0}
-"""Resources of a trial that waits for its workers, for which Ray Train reserves: a byte, as nothing
-is not allowed."""
+"""Resources of a trial that waits for its workers, whose resources Ray Train reserves: one byte, as
+zero is not allowed.
+"""
 AWAY_SECONDS = 5.0
-"""Pause of a trial that found no room or no storage, before it is retried."""
+"""Seconds before a trial that found no resources or no storage is retried."""
 
 
 def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
     """Run trials until the budget is used, those interrupted in an earlier session first.
 
-    Needs a connection to Ray; `Transient` if Ray Tune itself fails again and again.
+    Ray must be connected; raises `Transient` if Ray Tune itself fails repeatedly.
     """
     limits.study.end_stopped()
     leave_only(work.folder, [trial.number for trial in limits.study.unfinished()])
@@ -64,11 +65,13 @@ def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
             error: Exception | None = None
             try:
                 _fit(work, limits, ended, storage)
-            except Exception as raised:  # of Ray Tune: such as a trial that took a node's memory
+            except (
+                Exception
+            ) as raised:  # of Ray Tune, such as by a trial that used up a node's memory
                 error = raised
             remove(storage)
             if limits.place.workers > 1:
-                free_reserved()  # of trials that were ended amid their work
+                free_reserved()  # of trials that were interrupted
             limits.draining = False
             if limits.trouble is not None:
                 raise limits.trouble
@@ -78,7 +81,7 @@ def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
 
 
 def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
-    """Fail running trials that were lost too often when Ray Tune failed or forgot them."""
+    """After a crash of Ray Tune, fail running trials that were lost too often."""
     lines = str(error or "Ray Tune gave no reason").strip().splitlines()
     line = lines[-1] if lines else type(error).__name__
     lost = [job for job in limits.study.unfinished() if job.number in limits.running]
@@ -94,7 +97,7 @@ def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
 
 @contextmanager
 def quiet_tune() -> Iterator[None]:
-    """Let Ray Tune write no logs, on the terminal nor next to its results."""
+    """Keep Ray Tune from writing logs, on the terminal or next to its results."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
     levels = {name: logging.getLogger(name).level for name in ("ray.tune", "ray.train")}
@@ -145,15 +148,15 @@ def _failure_report(error: Exception, work: TrialContext) -> dict[str, Any]:
     away = isinstance(error, NoRoom | RayError) or getattr(error, "away", False)
     workers = any(on_workers(arm.settings) for arm in work.arms)
     transient = isinstance(error, Transient | DiskFull) or is_disk_full(error, work.local)
-    broken = isinstance(error, OSError) and not out_of_memory(error)  # of a disk, or a network
+    broken = isinstance(error, OSError) and not out_of_memory(error)  # disk or network
     elsewhere = workers and isinstance(error, Transient) and not isinstance(error, Gone)
     lost = away or elsewhere or (broken and not transient)
     return {
         "failed": why_failed(error) or "no reason",
         "memory": is_exhausted(error),
-        "away": away,  # its nodes or its storage
-        "lost": lost,  # another process may do better
-        "trouble": transient and not lost,  # nothing would, before somebody mends it
+        "away": away,  # its nodes or storage went away
+        "lost": lost,  # another process may succeed
+        "trouble": transient and not lost,  # fails until it is fixed
     }
 
 
@@ -181,4 +184,4 @@ def trial_loop(config: Mapping[str, Any], work: TrialContext) -> None:
         tune.report({**outcome, "seconds": seconds})
     finally:
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # the next trial may work next to others on this GPU
+            torch.cuda.empty_cache()  # the next trial may share this GPU

@@ -1,7 +1,7 @@
 """Search spaces by technique, setting and modality.
 
-Built-in ones are the YAML files of ``search_spaces``, whose README has the format; a user's own
-file has the same. Files are validated completely when they are read.
+Built-in spaces are the YAML files of ``search_spaces``; its README describes the format, also for
+users' files. Files are validated completely when they are read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmd_ray.tuning.parameters import NETWORK, Parameter, Space, applied, va
 __all__ = ["Parameter", "Space", "applied", "shared", "space_for", "starting_at"]
 
 PRETRAIN = "pretrain"
-"""The setting of a search of pretraining; the others are transfer settings as in tables."""
+"""Setting name of a search of pretraining; the others are transfer settings as in tables."""
 LINEAR = ("linear", *(f"linear-{labels}" for labels in LABEL_SETTINGS if labels != "full"))
 SETTINGS = (PRETRAIN, *LINEAR, *(f"finetune-{labels}" for labels in LABEL_SETTINGS))
 SPACES = {"e-mix": "e-mix", "shed": "shed", "mae": "mae", "imagenet+mae": "mae"}
@@ -35,7 +35,7 @@ UNTRAINED = (SCRATCH, "imagenet")
 FROM_SCRATCH_OVER_TIME = "finetune-1d"
 """File of the built-in space of fine-tuning from random weights on signals over time.
 
-It varies the network, which a pretrained technique must not, and images have other networks."""
+It varies the network, which is not possible after pretraining; networks for images differ."""
 OVERRIDES = ("signals", "settings", "techniques")
 """Keys with changes for some searches only, in the order of their application."""
 WARM_UP = "pretrain.optimiser.warmup_steps"
@@ -86,7 +86,7 @@ def _built_in(technique: str, setting: str, modality: Modality) -> Path:
 
 def _mapping(content: Any, where: str) -> Mapping[Any, Any]:
     if not isinstance(content, Mapping):
-        raise BenchmdError(f"{where} holds {shown(content)}, expected names with what they vary.")
+        raise BenchmdError(f"{where} holds {shown(content)}, expected settings with their ranges.")
     return content
 
 
@@ -117,7 +117,7 @@ def _chosen_entries(scope: Scope, file: Path) -> dict[str, Any]:
 
 
 def _applying(groups: Mapping[Any, Any], chosen: Sequence[str]) -> list[str]:
-    """The groups of a search, the widest first: a narrower one overrides it.
+    """The groups that a search belongs to, widest first; narrower ones override them.
 
     A pattern such as ``organ*`` is narrower than a group and wider than a name.
     """
@@ -144,7 +144,7 @@ def _change(entries: dict[str, Any], name: str, change: Any, where: str) -> None
         del entries[name]
         return
     change = _mapping(change, f"{where}, {name}")
-    # A change that names a kind is a whole entry: nothing of another kind may stay.
+    # A change with a kind is a whole entry, as keys of another kind must not remain.
     entries[name] = change if "kind" in change else {**_mapping(entries[name], where), **change}
 
 
@@ -166,24 +166,25 @@ def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) ->
     left = without(started, {p.name: p.default for p in started if p.name in held})
     if not left:
         raise BenchmdError(
-            f"nothing is left to search in the search space {space.name}: every setting is held, "
-            "or searched only with another value of one that is. Leave one to be searched."
+            f"nothing is left to search in the search space {space.name}: every setting is fixed, "
+            "or searched only with another value of a fixed one. Leave at least one setting to "
+            "search."
         )
     for parameter in left:
         if not parameter.holds(parameter.default):
             raise BenchmdError(
-                f"the search starts at {parameter.name} = {shown(parameter.default)}, which the "
-                f"search space {space.name} does not hold, expected {parameter.range}: "
+                f"the search starts at {parameter.name} = {shown(parameter.default)}, which is not "
+                f"in the search space {space.name}, expected {parameter.range}: "
                 f"{_HOLD.format(parameter.name)}"
             )
     remaining = Space(space.name, left)
     _require_networks(remaining, settings)
-    applied(settings, remaining.start)  # refuses options that the settings do not name
+    applied(settings, remaining.start)  # refuses options that are missing in the settings
     _require_warmed_up(remaining, settings)
     return remaining
 
 
-_HOLD = "hold it with --fix {}, or give a space of your own with --space FILE."
+_HOLD = "fix it with --fix {}, or give your own space with --space FILE."
 
 
 def _require_networks(space: Space, settings: Settings) -> None:
@@ -196,7 +197,7 @@ def _require_networks(space: Space, settings: Settings) -> None:
             if parameter.name == STOCHASTIC_DEPTH and str(network).startswith(MONAI):
                 raise BenchmdError(
                     f"the search space {space.name} has {STOCHASTIC_DEPTH} with {NETWORK} "
-                    f"{network}, which has no blocks that may be skipped: "
+                    f"{network}, which has no blocks to skip: "
                     f"{_HOLD.format(STOCHASTIC_DEPTH)}"
                 )
             if group != "encoder.options":
@@ -230,9 +231,9 @@ def _require_warmed_up(space: Space, settings: Settings) -> None:
 def shared(spaces: Sequence[Space]) -> Space:
     """The common space of several modalities.
 
-    It has the settings that all have, with the values that all allow; one with a single value left
-    is excluded, since every modality starts at it. Settings that are varied differently, or start
-    differently, are an error.
+    It has the settings of all spaces, with the values that all of them allow; settings with a
+    single common value are excluded, since every modality starts at it. Settings that differ in
+    kind or start are an error.
     """
     first, *others = spaces
     tables = [{p.name: p for p in space.parameters} for space in spaces]
@@ -247,7 +248,7 @@ def shared(spaces: Sequence[Space]) -> Space:
         names = ", ".join(space.name for space in spaces)
         raise BenchmdError(
             f"the search spaces {names} share no setting that can be varied in all of them: search "
-            "the modalities one by one, or give a space of your own with --space FILE."
+            "the modalities one by one, or give your own space with --space FILE."
         )
     return Space(", ".join(space.name for space in spaces), left) if others else first
 
@@ -261,8 +262,8 @@ def _merged(alike: Sequence[Parameter], spaces: Sequence[str]) -> Parameter:
         )
         return BenchmdError(
             f"one setting for several modalities cannot be searched: {what} {first.name} "
-            f"({differences}). Hold it with --fix {first.name}, or give a space of your own with "
-            "--space FILE."
+            f"({differences}). Fix it with --fix {first.name}, or give your own space with --space "
+            "FILE."
         )
 
     if len({(p.kind, p.step) for p in alike}) > 1 or any(p.when != first.when for p in alike):
@@ -283,7 +284,7 @@ def _merged(alike: Sequence[Parameter], spaces: Sequence[str]) -> Parameter:
 
 
 def _narrowed(parameter: Parameter, earlier: Mapping[str, Parameter]) -> Parameter:
-    """The parameter with the conditions that the remaining values of others can meet."""
+    """The parameter with only the conditions that the remaining values of others can meet."""
     when = {
         other: tuple(value for value in allowed if earlier[other].holds(value))
         for other, allowed in parameter.when.items()

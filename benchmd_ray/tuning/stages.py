@@ -44,28 +44,28 @@ from benchmd_ray.tuning.trial_files import (
 
 @dataclass(frozen=True)
 class Arm:
-    """One modality of a search, for its trials."""
+    """One modality of a search."""
 
     modality: str
     catalogs: Mapping[int, Location]
     settings: Settings
-    """The start's, with device and precision resolved."""
+    """The start's settings, with device and precision resolved."""
     upstream: Location | None = None
-    """Pretraining on the source's training split that transfers start from."""
+    """Pretraining on the source's training split, from which transfers start."""
     start: Location | None = None
-    """File of the weights that pretraining starts from, if it is ImageNet's."""
+    """File of ImageNet weights, if pretraining starts from them."""
 
 
 @dataclass(frozen=True)
 class TrialContext:
-    """Common to the trials of a search."""
+    """Everything that the trials of a search share."""
 
     technique: str
     stage: Stage
-    """A pretraining, scored by linear evaluation, or a transfer."""
+    """The searched stage: pretraining, scored by linear evaluation, or transfer."""
     arms: tuple[Arm, ...]
     folder: Location
-    """Of the search, on storage that all nodes see."""
+    """Folder of the search, on storage shared by all nodes."""
     rungs: tuple[int, ...]
     """Steps of the first evaluation at which a trial reports: pretraining steps, epochs, or arms
     done."""
@@ -73,7 +73,7 @@ class TrialContext:
     memory_bytes: int | None = None
     metric: str = "auroc"
     fresh_from: int | None = None
-    """First evaluation whose scores of records are kept; None keeps none."""
+    """First evaluation whose scores per record are stored; None stores none."""
 
     @property
     def local(self) -> Path:
@@ -90,7 +90,7 @@ class TrialContext:
 
 
 NOTE_SECONDS = 2.0
-"""Interval at which a trial's time is stored, for a process that resumes it."""
+"""Seconds between saves of a trial's working time, for a process that resumes it."""
 
 
 TICK_SECONDS = 2.0
@@ -108,11 +108,11 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Worked on the trial, in all processes."""
+        """Seconds of work on the trial, over all processes."""
         return self._before + time.monotonic() - self._start
 
     def tick(self) -> None:
-        """Store the time and publish the trial's files, each now and then."""
+        """Save the time and publish the trial's files, each at its interval."""
         if not self.shared and time.monotonic() - self._noted >= NOTE_SECONDS:
             self._noted = time.monotonic()
             with suppress(BenchmdError, OSError), replacing(self._path) as partial:
@@ -134,11 +134,11 @@ class Setup:
     folder: Path
     clock: Clock
     reached: Callable[[int, Mapping[str, float]], None] | None
-    """Takes a step and the score by modality; None if steps are not reported."""
+    """Called with a step and the score by modality; None if steps are not reported."""
     kept: bool = False
 
     def tell(self, step: int, score: float) -> None:
-        """Report a score before the end."""
+        """Report an intermediate score."""
         if self.reached is not None:
             self.reached(step, {self.arm.modality: score})
 
@@ -150,9 +150,9 @@ class Stage(ABC):
     """Setting with the length of the training."""
     unit: ClassVar[str]
     scored_by: ClassVar[str] = ""
-    """Follows the name of the score in texts."""
+    """Suffix of the score's name in texts."""
     pretrains: ClassVar[bool] = False
-    """Whether each trial pretrains; else all share one pretraining."""
+    """Whether each trial pretrains; otherwise all share one pretraining."""
 
     @abstractmethod
     def last_step(self, settings: Settings) -> int:
@@ -160,7 +160,7 @@ class Stage(ABC):
 
     @abstractmethod
     def train(self, work: TrialContext, setup: Setup) -> float:
-        """Train; the score on the validation records."""
+        """Train, and return the score on the validation records."""
 
 
 class Pretraining(Stage):
@@ -173,9 +173,9 @@ class Pretraining(Stage):
         return settings.pretrain.steps
 
     def train(self, work: TrialContext, setup: Setup) -> float:
-        """Pretrain; AUROC of linear evaluation at the end."""
+        """Pretrain, and return the AUROC of linear evaluation at the end."""
         total, folder, score = setup.settings.pretrain.steps, setup.folder / "pretrain", math.nan
-        # Rungs before the checkpoint were reported by a process before this one.
+        # Rungs before the checkpoint were reported by an earlier process.
         done = checkpoint_step(folder)
         looked = work.rungs if setup.reached is not None else ()
         for until in (*(step for step in looked if done <= step < total), total):
@@ -203,7 +203,7 @@ class Transfer(Stage):
         return settings.transfer.epochs
 
     def train(self, work: TrialContext, setup: Setup) -> float:
-        """Transfer; the score over the epochs."""
+        """Transfer, and return the score over the epochs."""
 
         def reached(epoch: int, score: float) -> None:
             if epoch < setup.settings.transfer.epochs:
@@ -228,15 +228,16 @@ def with_linear(settings: Settings) -> Settings:
 
 
 def on_workers(settings: Settings) -> bool:
-    """Whether a trial trains on several workers, which are other processes."""
+    """Whether a trial trains on several workers, in other processes."""
     return settings.execution.workers > 1
 
 
 def _launched(job: PretrainJob | TransferJob, setup: Setup, reporter: Reporter) -> None:
-    """Run a job, in this process or on workers, which report at the end only.
+    """Run a job in this process, or on workers that report only at the end.
 
-    The clock ticks in a thread, as files saved after an epoch must be published before the next one
-    ends. Nobody waits for it at the end: a stopped trial's process begins the next one.
+    The clock ticks in a thread, as files saved after an epoch must be published before the next
+    epoch ends. The thread is not joined, since the process of a stopped trial starts the next trial
+    at once.
     """
     with repeating(setup.clock.tick, TICK_SECONDS, wait=False):
         if on_workers(setup.arm.settings):
@@ -254,8 +255,9 @@ class _Ticking(SilentReporter):
 
 
 OUT_OF_SAMPLE = "out-of-sample.npy"
-"""Probabilities (rows, classes) of an evaluation's validation records, by the epoch that was chosen
-on the other half of the patients."""
+"""File of the probabilities (rows, classes) of an evaluation's validation records, each at the
+epoch that was chosen on the other half of the patients.
+"""
 
 
 def _trained(
@@ -264,7 +266,7 @@ def _trained(
     reached: Callable[[int, float], None] | None = None,
     scores: Path | None = None,
 ) -> float:
-    """Run a transfer; its score on the validation records, by record written to ``scores``."""
+    """Run a transfer, and return its score; scores per record are written to ``scores``."""
     job.folder.mkdir(parents=True, exist_ok=True)
     job = replace(job, halved=True, scores_into=job.folder / LAST if scores else None)
     watch = _Scored(job, selected_by(open_catalog(job.catalog).task), setup.clock, reached)
@@ -277,8 +279,9 @@ def _trained(
 
 
 LAST = "scores.npy"
-"""Probabilities of the validation records after the newest epoch; with a number as prefix, after
-that."""
+"""File of the probabilities of the validation records after the newest epoch; with a number as
+prefix, after that epoch.
+"""
 
 
 class _Scored(RunReporter):
@@ -303,7 +306,7 @@ class _Scored(RunReporter):
 
     @property
     def score(self) -> float:
-        """So far; NaN if no epoch could be scored."""
+        """Score so far; NaN if no epoch could be scored."""
         mean = crossed(self._lines)
         if math.isfinite(mean):
             return mean
@@ -327,9 +330,9 @@ class _Scored(RunReporter):
         np.save(path, np.where(second[:, None], first_best, second_best), allow_pickle=False)
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
-        """Read what an interrupted process reported before its checkpoint.
+        """Read the reports of an interrupted process up to its checkpoint.
 
-        Extraction of features that all trials share is not the trial's own work.
+        Extraction of features shared by all trials does not count as work of this trial.
         """
         super().start(what, total, unit, done)
         if self._shares:
@@ -338,7 +341,7 @@ class _Scored(RunReporter):
         self._lines = list(read_metrics(self._folder))
 
     def take(self, lines: Sequence[Mapping[str, float]]) -> None:
-        """Take the metrics that workers wrote."""
+        """Process the metrics written by workers."""
         self._lines = list(lines)
 
     def report(self, done: int, values: Mapping[str, float]) -> None:

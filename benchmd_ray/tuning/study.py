@@ -1,6 +1,6 @@
-"""The decisions of a search: what is tried next, who earns evaluations, what is chosen.
+"""The decisions of a search: next trial, granted evaluations, final choice.
 
-They follow from the journal alone, so a resumed search does what an uninterrupted one would have.
+They depend only on the journal, so a resumed search equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from benchmd_ray.tuning.spaces import Space
 from benchmd_ray.tuning.trial_log import Job, TrialLog
 
 ASHA = (REDUCTION, REDUCTION - 1)
-"""Asynchronous successive halving stops all but the best of so many trials, of so many or more."""
+"""Reduction and fewest trials of asynchronous successive halving."""
 
 
 class Study(TrialLog):
-    """The trials of one search, and its decisions; one process at a time may write."""
+    """The trials of one search and its decisions, with one writing process at a time."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Study(TrialLog):
         devices: float = 1.0,
         first: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Open the journal, or begin it; ``first`` values are tried right after the start."""
+        """Open or create the journal; ``first`` values are tried right after the start."""
         super().__init__(path, space, method, devices)
         self.judge: Callable[[], Decision | None] = lambda: None
         """What fresh evaluations choose so far; set by the owner of the records' scores."""
@@ -57,7 +57,7 @@ class Study(TrialLog):
         """Whether a trial has had its turn, by its number and evaluations of all compared ones."""
 
     def propose(self) -> Job:
-        """Begin another trial: the start, then the given first ones, then proposals."""
+        """Create the next trial: the start, then the ``first`` values, then proposals."""
         number = self.begun
         method = self.method
         seed = derived_seed(method.seed, number) % 2**32
@@ -93,7 +93,8 @@ class Study(TrialLog):
     def promote(self) -> Job | None:
         """Grant more evaluations to a trial that has earned them, if any.
 
-        The start, with which all are compared, gets them first, or once a trial has them.
+        The start, with which all are compared, gets them first, at the latest when a trial has
+        them.
         """
         granted = {number: self.granted(number) for number in range(self.begun)}
         most = max(granted.values(), default=0)
@@ -109,7 +110,7 @@ class Study(TrialLog):
             if number is None:
                 continue
             if self._job(at[number]) is not None:
-                return None  # it is at work as a finalist, in another process
+                return None  # it is running as a finalist in another process
             return self._grant(number, range(following))
         return None
 
@@ -124,12 +125,12 @@ class Study(TrialLog):
     def confirm(self, budget: Numbers = (), left: float = math.inf) -> Job | None:
         """Grant fresh evaluations, a cut at a time, to the start and to the finalists in turn.
 
-        None if all have what they need, there is nothing to choose between, or nothing is left.
+        None if all have what they need, or nothing can be compared or is left to evaluate.
         """
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
         wanted = self._wanted(budget)
         if wanted is None or any(racing):
-            return None  # of the latter: who the finalists are is not settled yet
+            return None  # the finalists are not final yet
         number, batch = wanted
         if left < self._needed(number, batch):
             return None
@@ -142,8 +143,8 @@ class Study(TrialLog):
     def _wanted(self, budget: Numbers) -> tuple[int, range] | None:
         """The next trial to evaluate again, and on which cut.
 
-        The next finalist has its turn if the one before is not above the start on the first cut; a
-        finalist that is chosen after a cut needs no other.
+        The next finalist follows if the previous one is not above the start on the first cut. If a
+        finalist is chosen after a cut, no other is needed.
         """
         if self.method.choosing == "highest":
             return None
@@ -154,20 +155,20 @@ class Study(TrialLog):
                     if not set(batch) <= set(self._frozen[number].user_attrs[GRANTED]):
                         return number, batch
                 if any(set(batch) & set(self.left(number)) for number in (0, finalist)):
-                    return None  # whether it continues is not known yet
+                    return None  # not known yet whether it continues
                 if not self._above(finalist, batches[0]):
-                    break  # the next one has its turn
+                    break  # the next finalist follows
                 if self._has_had_its_turn(finalist, self.trials()):
                     return None
         return None
 
     def _needed(self, number: int, batch: range) -> int:
-        """Evaluations that a cut takes: a finalist's follows the start's."""
+        """Missing evaluations of a cut; a finalist's follow the start's."""
         if number == 0:
             return 2 * len(batch)
         others = (t.user_attrs[GRANTED] for t in self._frozen if t.number not in (0, number))
         is_begun = any(set(batch) & set(granted) for granted in others)
-        return len(batch) if is_begun else 0  # the start's was begun for this one
+        return len(batch) if is_begun else 0  # the start's was started for this finalist
 
     def undecided(self, budget: Numbers = ()) -> bool:
         """Whether finalists lack evaluations that they need."""
@@ -195,7 +196,7 @@ class Study(TrialLog):
         return chosen is not None and chosen.number == finalist
 
     def _settled(self, budget: Numbers, trials: Sequence[Trial]) -> list[int]:
-        """Trials that had their turn in races of earlier budgets, so that others have theirs."""
+        """Trials already compared under earlier budgets, which are not compared again."""
         over = self._over()
         before = [] if over is None else over.settled
         if self.race_is_over(budget):
@@ -204,7 +205,7 @@ class Study(TrialLog):
         return [*before, *(number for number in tested if self._has_had_its_turn(number, trials))]
 
     def _note_tested(self, number: int) -> None:
-        """Note a trial's position in the order of comparisons with the start."""
+        """Record a trial's position in the order of comparisons with the start."""
         tested = [int(trial.user_attrs.get(TESTED, 0)) for trial in self._frozen]
         if number and not tested[number]:
             self._handle(number).set_user_attr(TESTED, max(tested) + 1)
@@ -223,12 +224,12 @@ class Study(TrialLog):
 
     @property
     def hopeless(self) -> bool:
-        """Whether the start failed, with which finalists are compared."""
+        """Whether the start failed, so that nothing can be compared with it."""
         failed = bool(self._frozen) and self._frozen[0].state is TrialState.FAIL
         return failed and self.method.choosing == "confirmed"
 
     def finalists(self, budget: Numbers = ()) -> tuple[int, ...]:
-        """The best few trials above the start, those with the most evaluations first."""
+        """The best few trials above the start; those with the most evaluations come first."""
         trials = self.trials()
         if not trials or not trials[0].evaluations or self.hopeless:
             return ()
@@ -285,14 +286,14 @@ class Study(TrialLog):
         return decided(start, common, ratio, levels, sampling, race)
 
     def reported(self, number: int, step: int, score: float, seconds: float) -> bool:
-        """Note a trial's score within its first evaluation; whether it should stop.
+        """Record a trial's score within its first evaluation; returns whether it should stop.
 
-        The first trial, with which the others are compared, never is stopped.
+        The start, with which the others are compared, is never stopped.
         """
         with self._together():
             self.worked(number, seconds)
             curve = list(self._frozen[number].user_attrs.get(CURVE, []))
-            if any(point[0] == step for point in curve):  # by a process that was lost
+            if any(point[0] == step for point in curve):  # from a process that was lost
                 return any(len(point) > 2 for point in curve)
             stop = False
             if number and self.method.stopping != "none":
@@ -301,7 +302,7 @@ class Study(TrialLog):
                 racing = self.method.stopping == "racing"
                 rule = (HALF, FEWEST) if racing else ASHA
                 stop = falls_behind(score, [*scores, score], *rule)
-            # In one line: a process may be killed after any.
+            # In one line, as a process may be killed after any line.
             point = [step, score, "stop"] if stop else [step, score]
             self._handle(number).set_user_attr(CURVE, [*curve, point])
             return stop
@@ -309,7 +310,7 @@ class Study(TrialLog):
     def best(self) -> Trial | None:
         """The earliest trial with the highest value among those with the most evaluations.
 
-        The result of the race; `judge` gives the choice.
+        This is the result of the race; `judge` gives the final choice.
         """
         scored = [t for t in self.trials() if t.state in ("complete", "stopped") and t.evaluations]
         return max(scored, key=lambda t: (len(t.evaluations), t.score), default=None)
@@ -320,7 +321,7 @@ class Study(TrialLog):
 
 
 def fixed_trial(space: Space, values: Mapping[str, Any]) -> FrozenTrial:
-    """Values of a space, as a trial with their distributions."""
+    """An Optuna trial with these values and their distributions."""
     study = optuna.create_study()
     study.enqueue_trial(dict(values))
     with warnings.catch_warnings():

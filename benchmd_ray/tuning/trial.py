@@ -1,4 +1,4 @@
-"""One trial: training with its values on the inner catalogs."""
+"""Execution of a trial: training with its values on the inner catalogs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Reached:
     evaluation: int
     step: int
     score: float
-    """On the validation records so far, AUROC or DSC of masks; the mean over arms that are done."""
+    """Score on the validation records so far: AUROC, or DSC for masks; mean over finished arms."""
     scores: Mapping[str, float]
     seconds: float
     whole: bool = False
     complete: bool = False
-    """Whether it was the last one requested."""
+    """Whether it was the last requested evaluation."""
 
 
 Report = Callable[[Reached], None]
@@ -59,11 +59,11 @@ def run_trial(
     earlier work; ``unfinished``: trials that may continue (`trial_files.remove_idle`).
 
     Raises:
-        BenchmdError: The trial cannot work with these values: its loss is NaN, it ran out of
-            memory, a value does not fit the data.
+        BenchmdError: The trial fails with these values: its loss is NaN, it ran out of memory, or a
+            value does not fit the data.
     """
     torch.set_num_threads(max(1, work.cpus))
-    # A process of a driver that was killed may still be at it for seconds.
+    # A process of a killed driver may still be working on it for seconds.
     lock = locked(work.local / "locks" / f"{number:05d}", f"trial {number}", wait=True)
     opened = (arm.catalogs[n] for arm in work.arms for n in evaluations)
     archive = Archive(work.folder, number)
@@ -86,7 +86,7 @@ def run_trial(
                 put_scores(work.folder, path)
             last = evaluation == evaluations[-1]
             report(Reached(evaluation, step, _mean(scores), scores, clock.seconds, True, last))
-            if not last:  # with the last the whole trial's folder goes
+            if not last:  # the last evaluation removes the trial's whole folder
                 remove(folder)
 
 
@@ -98,7 +98,7 @@ def _evaluated(
     report: Report,
     clock: Clock,
 ) -> tuple[int, dict[str, float]]:
-    """Run one evaluation; its last step, and the score by modality."""
+    """Run one evaluation; returns its last step and the score by modality."""
     done: dict[str, float] = {}
 
     def reached(step: int, scores: Mapping[str, float]) -> None:
@@ -142,7 +142,7 @@ def out_of_memory(error: Exception) -> bool:
 def why_failed(error: Exception) -> str:
     """A trial's error in one line: what the user can act on, without the home folder."""
     text = without_home((str(error).strip().splitlines() or [type(error).__name__])[0])
-    text = text.encode("utf-8", "replace").decode()  # of a path that is not UTF-8
+    text = text.encode("utf-8", "replace").decode()  # a path may not be UTF-8
     if out_of_memory(error):
         return f"ran out of memory: {text}"
     return text if isinstance(error, BenchmdError) else f"{type(error).__name__}: {text}"

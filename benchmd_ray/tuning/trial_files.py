@@ -1,9 +1,9 @@
-"""Files of trials whose search is on S3: every machine works in its own folder.
+"""Files of trials for a search on S3: every machine works in its own folder.
 
-Trials of a search in a folder leave their files for the next process. On S3, scores of records are
-uploaded as they are made, and a trial's folder now and then as one archive, from which a process on
-another machine resumes. No lock is needed: an upload of a process that was given up is still true
-of the trial, at worst older.
+Without S3, trials leave their files in the folder for the next process. On S3, scores per record
+are uploaded when they are computed, and a trial's folder is uploaded now and then as one archive,
+from which a process on another machine resumes. No lock is needed: a late upload by an abandoned
+process is still valid, only older.
 """
 
 from __future__ import annotations
@@ -38,16 +38,18 @@ from benchmd_ray.training.checkpoints import checkpoints
 from benchmd_ray.training.weights import DESCRIPTION, START
 
 TRIALS, FRESH = "trials", "fresh"
-"""Below a search's address: archives of running trials, and scores of records."""
+"""Below a search's address: archives of running trials, and scores per record."""
 PUT_SECONDS = 30.0
 SHARE, LONGEST_PAUSE = 0.05, 600.0
 """Share of a trial's time that uploads may take, and the longest interval for that."""
 IDLE_SECONDS = 3600.0
-"""A trial without a process for so long runs elsewhere; before, it may be waiting."""
+"""Seconds without a process after which a trial is assumed to run elsewhere; before, it may be
+waiting.
+"""
 SECONDS = "seconds"
-"""In a trial's folder: time that all processes worked on it."""
+"""File in a trial's folder with the working time of all processes."""
 LONGEST_NUMBER, MOST_SECONDS = 64, 10 * 365 * 86400.0
-"""Limits of that file: bytes, and ten years."""
+"""Limits of that file: length in bytes, and seconds (ten years)."""
 MOST_PARTS = 10
 MOST_FILES = 10_000
 PIECE = 2**20
@@ -55,10 +57,10 @@ logger = logging.getLogger(__name__)
 
 
 def local_folder(search: Location) -> Path:
-    """Folder of a search on this machine: its own, or one in the cache for an address."""
+    """Folder of a search on this machine; for an address, a folder in the cache."""
     if isinstance(search, Path):
         return search
-    # Ends like the search's own name, by which its files say what they are of.
+    # Ends like the search's name, which its files refer to.
     name = f"{local_name(search.text)}-{search.name.rpartition('-')[2]}"
     return cache_folder().resolve() / "searches" / name
 
@@ -73,7 +75,7 @@ class Archive:
         self._lock = Lock()
 
     def restore(self) -> None:
-        """Unpack another machine's archive if it has more work than the folder here."""
+        """Unpack another machine's archive if it is further advanced than the folder here."""
         if (at := self._at) is None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -93,13 +95,13 @@ class Archive:
         except (tarfile.TarError, ValueError, OSError) as error:
             if isinstance(error, OSError) and is_disk_full(error, self._folder.parent):
                 raise
-            logger.warning("%s is damaged (%s): the trial begins anew", at, error)
+            logger.warning("%s is damaged (%s): the trial starts over", at, error)
         finally:
             remove(packed)
             remove(unpacked)
 
     def tick(self) -> None:
-        """Upload the trial's files, if it is time; if that fails the trial continues."""
+        """Upload the trial's files if due; if that fails the trial continues."""
         if self._at is None or not self._lock.acquire(blocking=False):
             return
         try:
@@ -115,9 +117,9 @@ class Archive:
             _pack(self._folder, packed)
             put_file(packed, at)
         except FileNotFoundError:
-            pass  # training has just replaced a checkpoint: the next time
+            pass  # training has just replaced a checkpoint: retried next time
         except (BucketError, OSError) as error:
-            logger.warning("the trial continues and is published later: %s", error)
+            logger.warning("the trial continues and is uploaded later: %s", error)
         finally:
             remove(packed)
         now = time.monotonic()
@@ -129,7 +131,7 @@ def _name(number: int) -> str:
 
 
 def worked_seconds(folder: Path) -> float:
-    """How long a trial has been worked on, from its folder; -1 if unknown."""
+    """Working time of a trial in seconds, from its folder; -1 if unknown."""
     try:
         with (folder / SECONDS).open("rb") as file:
             seconds = float(file.read(LONGEST_NUMBER))
@@ -139,8 +141,10 @@ def worked_seconds(folder: Path) -> float:
 
 
 def _pack(folder: Path, packed: Path) -> None:
-    """Write what a process needs that resumes a trial: of checkpoints the newest."""
-    needed = list(_needed(folder))  # one that goes meanwhile is missed, and all is put later
+    """Archive the files needed to resume a trial, with only the newest checkpoint."""
+    needed = list(
+        _needed(folder)
+    )  # files removed meanwhile are skipped; everything is uploaded later
     with tarfile.open(packed, "w:", format=tarfile.GNU_FORMAT) as archive:
         for path in needed:
             archive.add(path, path.relative_to(folder).as_posix(), recursive=False)
@@ -164,7 +168,7 @@ def _unpack(packed: Path, folder: Path) -> None:
 
     Raises:
         TarError: It is not an archive.
-        ValueError: It holds what `_pack` does not write.
+        ValueError: It has content that `_pack` does not write.
     """
     remove(folder)
     with packed.open("rb") as archive:
@@ -176,7 +180,7 @@ def _unpack(packed: Path, folder: Path) -> None:
             member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
             parts = PurePosixPath(member.name).parts
             if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-                raise ValueError("it holds something else than a file")
+                raise ValueError("it has an entry that is not a file")
             if not parts or any(p in ("", "/", "..") or p.startswith(".") for p in parts):
                 raise ValueError("a name leads out of it")
             if len(parts) > MOST_PARTS:
@@ -190,7 +194,7 @@ def _unpack(packed: Path, folder: Path) -> None:
 
 
 def _copy(source: BinaryIO, into: BinaryIO, size: int) -> None:
-    """Copy so many bytes; `ValueError` if there are fewer."""
+    """Copy this many bytes; raises `ValueError` if there are fewer."""
     while size > 0:
         piece = source.read(min(size, PIECE))
         if not piece:
@@ -214,9 +218,9 @@ def get_scores(search: Location, path: Path) -> None:
 
 
 def weights_here(run: Location | None, search: Location) -> Path | None:
-    """Folder with the weights of a run that trials start from; `Gone` if they no longer exist.
+    """Folder with the weights of a run that trials start from; raises `Gone` if they are missing.
 
-    Those at an address are downloaded once for all trials on this machine.
+    Weights at an address are downloaded once for all trials on this machine.
     """
     if run is None:
         return None
@@ -232,7 +236,7 @@ def start_here(file: Location | None, search: Location) -> Path | None:
 
 
 def _here(place: Location, folder: Path, names: Collection[str]) -> Path:
-    """A folder with these files: their own, or the one that they are downloaded to."""
+    """A folder with these files: their own, or that of the download."""
     if isinstance(place, Path):
         missing = [name for name in names if not (place / name).is_file()]
         folder = place
@@ -260,9 +264,9 @@ def leave_only(search: Location, numbers: Collection[int]) -> None:
 
 
 def remove_idle(search: Location, number: int, unfinished: Collection[int]) -> None:
-    """Remove files of other trials of a search on S3 that nobody needs on this machine.
+    """Remove local files of other trials of a search on S3 that are not needed.
 
-    An unfinished trial that nobody has worked on for long here runs elsewhere.
+    An unfinished trial that was not worked on here for long is assumed to run elsewhere.
     """
     if isinstance(search, Path):
         return

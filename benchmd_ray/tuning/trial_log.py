@@ -1,7 +1,7 @@
-"""The trials of a search, stored by Optuna in a journal: all of the search's state.
+"""The trials of a search in Optuna's journal, which is the search's whole state.
 
-Evaluations of a trial are granted, and each is noted when it ends, so a killed search repeats only
-what was running.
+Evaluations are granted to a trial, and recorded when they end, so a killed search repeats only
+those that were running.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ class Job:
     evaluations: tuple[int, ...]
     seconds: float = 0.0
     resumed: bool = True
-    """Whether a process has begun them before."""
+    """Whether a process has started them before."""
 
 
 class TrialLog:
     """The trials of one search, with one writing process at a time."""
 
     def __init__(self, path: Location, space: Space, method: Method, devices: float = 1.0) -> None:
-        """Open the journal, in the search's folder or below its address, or begin it.
+        """Open or create the journal, in the search's folder or below its address.
 
         ``devices``: GPUs, or CPUs, of a trial in this session.
 
         Raises:
-            Damaged: The journal is, is another search's, or has values outside the space.
+            Damaged: The journal is damaged, of another search, or has values outside the space.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space, self.method, self.devices = space, method, devices
@@ -98,7 +98,7 @@ class TrialLog:
 
     @property
     def directions(self) -> list[Direction]:
-        """Whether score, and device hours if they count, are to be high or low."""
+        """Directions of the objectives: score, and device hours if they count."""
         return ["maximize", "minimize"] if self.method.cost else ["maximize"]
 
     @property
@@ -109,13 +109,13 @@ class TrialLog:
         return noted_over(self._study.user_attrs, self.begun)
 
     def trials(self) -> list[Trial]:
-        """All trials that were begun, in order."""
+        """All trials in order of creation."""
         trials = self._frozen
         start = trials[0] if trials else None
         return [known_trial(trial, start, self.method) for trial in trials]
 
     def unfinished(self) -> list[Job]:
-        """Evaluations that were begun and did not end, in the order of trials."""
+        """Evaluations that were started and not finished, in the order of trials."""
         return [job for job in map(self._job, self._frozen) if job is not None]
 
     def _job(self, trial: FrozenTrial) -> Job | None:
@@ -134,7 +134,7 @@ class TrialLog:
 
     @property
     def begun(self) -> int:
-        """Number of trials that were begun, however they ended."""
+        """Number of trials that were started, however they ended."""
         return len(self._frozen)
 
     def _begin(self, proposal: FrozenTrial, evaluations: Sequence[int]) -> Job:
@@ -155,7 +155,7 @@ class TrialLog:
         return sum(evaluation < self.method.evaluations for evaluation in granted)
 
     def _grant(self, number: int, evaluations: Sequence[int]) -> Job | None:
-        """Grant additional evaluations to a trial; None: it has them all."""
+        """Grant additional evaluations to a trial; returns None if it has them all."""
         trial = self._frozen[number]
         granted = list(dict.fromkeys([*trial.user_attrs[GRANTED], *evaluations]))
         if granted != trial.user_attrs[GRANTED]:
@@ -166,7 +166,7 @@ class TrialLog:
     def evaluated(
         self, number: int, evaluation: int, scores: Mapping[str, float], seconds: float
     ) -> bool:
-        """Note the end of an evaluation; False if a score of NaN ends the trial."""
+        """Record the end of an evaluation; returns False if a score of NaN ends the trial."""
         if not all(map(math.isfinite, scores.values())):
             self.ended(number, seconds=seconds, reason="its score is NaN")
             return False
@@ -179,7 +179,7 @@ class TrialLog:
         return True
 
     def ended(self, number: int, *, seconds: float, reason: str = "") -> None:
-        """Note that a trial failed, or was stopped if there is no reason."""
+        """Record that a trial failed, or was stopped if there is no reason."""
         with self._together():
             self.worked(number, seconds)
             trial = self._handle(number)
@@ -189,14 +189,14 @@ class TrialLog:
             self._study.tell(number, state=TrialState.FAIL if reason else TrialState.PRUNED)
 
     def end_stopped(self) -> None:
-        """End trials that were to stop when their process was lost."""
+        """End trials that should have stopped when their process was lost."""
         for trial in self._frozen:
             curve = trial.user_attrs.get(CURVE, [])
             if not trial.state.is_finished() and any(len(point) > 2 for point in curve):
                 self.ended(trial.number, seconds=float(trial.user_attrs.get(SECONDS, 0.0)))
 
     def worked(self, number: int, seconds: float) -> None:
-        """Note a trial's seconds of work; the increase counts on this session's devices."""
+        """Record a trial's seconds of work; the increase counts on this session's devices."""
         trial, attributes = self._handle(number), self._frozen[number].user_attrs
         before = float(attributes.get(SECONDS, 0.0))
         more = max(0.0, seconds - before)
@@ -206,7 +206,7 @@ class TrialLog:
             trial.set_user_attr(HOURS, float(attributes.get(HOURS, 0.0)) + more / 3600 * devices)
 
     def crashed(self, number: int) -> int:
-        """Note that a trial's process was lost; how often so far."""
+        """Record that a trial's process was lost; returns how often so far."""
         times = int(self._frozen[number].user_attrs.get(CRASHES, 0)) + 1
         self._handle(number).set_user_attr(CRASHES, times)
         return times

@@ -25,7 +25,7 @@ from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.study import Study
 
 AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
-"""Settings that a plan varies itself; a file of settings does not hold them."""
+"""Settings that a plan varies itself, which are left out of files of settings."""
 
 
 def trial_row(trial: Trial, work: TrialContext, chosen: Decision | None = None) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def trial_row(trial: Trial, work: TrialContext, chosen: Decision | None = None) 
 
 
 def write_trials(folder: Path, study: Study, work: TrialContext, chosen: Decision | None) -> None:
-    """Write ``trials.parquet``, whole or not at all."""
+    """Write ``trials.parquet`` atomically."""
     modalities = [arm.modality for arm in work.arms] if len(work.arms) > 1 else []
     schema = trials_schema(study.space.as_dict(), modalities)
     schema = schema.with_metadata({OF: name_of(folder)})
@@ -133,7 +133,7 @@ def best_settings(
 ) -> dict[str, Any]:
     """Content of ``best.yaml``: by group, the differences from the fixed protocol.
 
-    ``tuned`` names the search, unless the start is kept, which is tuned by none.
+    ``tuned`` names the search, unless the start is kept.
     """
     tuned = folder.name if best.number else work.arms[0].settings.tuned
     changes: dict[str, Any] = {"tuned": tuned} if tuned else {}

@@ -45,7 +45,7 @@ def test_the_search_on_every_file_starts_within_its_space(name, small):
 
 
 def test_a_baseline_outside_of_the_space_is_searched_with_its_network_held():
-    with pytest.raises(BenchmdError, match=r"hold it with --fix encoder\.network"):
+    with pytest.raises(BenchmdError, match=r"fix it with --fix encoder\.network"):
         begun("breastmnist", small=True, start="resnet50")
     settings, space = begun("breastmnist", small=True, start="resnet50", held=("encoder.network",))
     assert settings.encoder.network == "resnet50"
@@ -130,7 +130,7 @@ def test_a_dry_run_of_all_datasets_needs_no_file():
     asked = ["medmnist", "tune", "--dry-run", "--gpus", "8", "--cpus", "64", "--tflops", "60"]
     done = CliRunner().invoke(main, [*asked, "--start", "resnet18", "--start", "resnet18-3d"])
     assert done.exit_code == 0, done.output
-    assert "In all: 18 searches one after the other, about " in done.output
+    assert "In total: 18 searches one after the other, about " in done.output
     assert done.output.count("A search: scratch, finetune-full, on ") == 18
     refused = CliRunner().invoke(main, ["medmnist", "tune"])
     assert refused.exit_code == 2

@@ -159,12 +159,12 @@ def test_a_baseline_that_is_none_or_with_other_choices_is_refused(catalogs):
     folders = (catalogs["breastmnist"].path,)
     with pytest.raises(BenchmdError, match="unknown start of medmnist 'resnet19'"):
         make_plan(Choice(catalogs=folders, bench="medmnist", start="resnet19"))
-    with pytest.raises(BenchmdError, match="mae was chosen: leave --technique out"):
+    with pytest.raises(BenchmdError, match="mae was chosen: omit --technique"):
         Choice(catalogs=folders, bench="medmnist", start="resnet18", techniques=("scratch", "mae"))
-    with pytest.raises(BenchmdError, match="linear was chosen: leave --setting out"):
+    with pytest.raises(BenchmdError, match="linear was chosen: omit --setting"):
         Choice(catalogs=folders, bench="medmnist", start="resnet18", settings=("linear",))
     chosen = Choice(catalogs=folders, bench="medmnist", start="resnet18")
-    with pytest.raises(BenchmdError, match="finetune-small was chosen: leave --setting out"):
+    with pytest.raises(BenchmdError, match="finetune-small was chosen: omit --setting"):
         Tuning(chosen, searched=("finetune-full", "finetune-small"))  # before hours of trials
 
 

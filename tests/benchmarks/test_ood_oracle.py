@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmd_ray.benchmarks.ood.methods import METHODS, mahalanobis
+from benchmd_ray.benchmarks.ood.methods import METHODS, gaussian
 from benchmd_ray.benchmarks.ood.methods.method import Seen
 from studies.ood_records import Problem
 from studies.pytorch_ood import MISSING, PEERS, detectors, difference, installed
@@ -58,7 +58,7 @@ def test_distances_without_shrinkage_are_those_of_pytorch_ood(name, times, case,
         gaps = [features[rows] - mean for rows, mean in zip(groups, means, strict=True)]
         return np.concatenate(gaps).T @ np.concatenate(gaps) / sum(map(len, gaps))
 
-    monkeypatch.setattr(mahalanobis, "shrunk_covariance", plain)
+    monkeypatch.setattr(gaussian, "shrunk_covariance", plain)
     ours, theirs = both(name, case)
     assert difference(ours, times * len(case[0].seen) * theirs) < 1e-3
 

@@ -231,7 +231,7 @@ def test_the_released_protocol_is_calibrated_and_scored_as_the_code_does(run, pl
 @pytest.mark.slow
 def test_the_step_of_mahalanobis_raises_the_nearest_class(run, place):
     """By hand, for one record, its last layer and a step."""
-    from benchmd_ray.benchmarks.ood.methods.odin import STEPS
+    from benchmd_ray.benchmarks.ood.methods.outputs import STEPS
 
     network = Network.of(run.folder, Worker(), "float32")
     method = RELEASED["released-mahalanobis"]

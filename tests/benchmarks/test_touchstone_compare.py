@@ -22,12 +22,12 @@ from benchmd_ray.benchmarks.touchstone.joining import joined
 from benchmd_ray.benchmarks.touchstone.masks import Labels, VoxelGrid
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.planes import centre, cut
+from benchmd_ray.benchmarks.touchstone.report import group_tests_frame
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
 from benchmd_ray.benchmarks.touchstone.report_figures import draw as draw_figures
-from benchmd_ray.benchmarks.touchstone.report_groups import group_tests_frame
 from benchmd_ray.benchmarks.touchstone.report_page import write_comparison
 from benchmd_ray.benchmarks.touchstone.report_rows import algorithms
-from benchmd_ray.benchmarks.touchstone.report_rows import draw as draw_rows
+from benchmd_ray.benchmarks.touchstone.report_rows import draw_algorithms as draw_rows
 from benchmd_ray.benchmarks.touchstone.report_slices import draw_planes
 from benchmd_ray.benchmarks.touchstone.scored import COMMON, NAMED, OWN, named_rows
 from benchmd_ray.cli import main

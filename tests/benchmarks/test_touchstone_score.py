@@ -508,5 +508,5 @@ def test_a_folders_whole_name_is_the_algorithms(tmp_path, here):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_command_does_not_wait_for_a_gpu_that_is_not_there(ray_cluster):
-    with pytest.raises(BenchmdError, match="99 GPUs are asked for, and this machine has"):
+    with pytest.raises(BenchmdError, match="99 GPUs are requested, and this machine has"):
         next(each([Call("one", 1)], str, gpus=99))

@@ -69,7 +69,7 @@ def test_a_card_of_your_own_is_named_by_its_path(tmp_path):
         ("near_one", "../../near", "not that of a file"),
         ("classes: {far: 6}", "classes: {fur: 6}", "which is none of them"),
         ("tolerance: 1.5", "tolerance: 0", "above 0 mm"),
-        ("name: two", "name: three", "expected the file's own"),
+        ("name: two", "name: three", "expected the file's name"),
     ],
 )
 def test_a_broken_card_says_what_is_wrong(tmp_path, before, after, said):

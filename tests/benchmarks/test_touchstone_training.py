@@ -23,7 +23,7 @@ import yaml
 from masks import mask_splits, small_card, write_masks
 from scipy.stats import ttest_rel
 
-from benchmd_ray.benchmarks.touchstone import NETWORKS, report_trained, start_settings
+from benchmd_ray.benchmarks.touchstone import NETWORKS, report_rows, start_settings
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import open_catalog
@@ -122,7 +122,7 @@ def test_the_usual_evaluation_follows_the_task():
 
 def test_a_benchmark_has_an_evaluation_that_chooses_epochs():
     own = benchmark("touchstone")
-    with pytest.raises(BenchmdError, match="or SEGMENTATION, where it is of masks"):
+    with pytest.raises(BenchmdError, match="or SEGMENTATION for masks"):
         replace(own, name="other", evaluations=())
     assert isinstance(own, Benchmark)
 
@@ -241,7 +241,7 @@ def test_masks_are_the_same_when_they_are_made_again(run, catalog, predictions):
 
 
 def test_masks_are_not_classified(run, catalog):
-    with pytest.raises(BenchmdError, match="is of a model that segments: name one that classifies"):
+    with pytest.raises(BenchmdError, match="segments: name one that classifies"):
         CLASSIFICATION.compute(Asked(run.folder, catalog, SMALL, Worker()))
 
 
@@ -396,7 +396,7 @@ def test_a_report_has_the_scores_beside_the_mean_masks(reported):
 
 
 def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
-    rows = report_trained.frame(reported).set_index(["technique", "class"])
+    rows = report_rows.networks_frame(reported).set_index(["technique", "class"])
     assert len(rows) == 6
     singles = reported.rows[reported.rows["evaluation"] == "segmentation"]
     singles = singles.set_index(["technique", "class", "method", "seed"])["value"].sort_index()
@@ -409,7 +409,7 @@ def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
         assert row["difference"] == pytest.approx(seeds.mean() - base)
         assert "no interval" in row["caution"]
     assert sorted(rows["seeds"]) == [1, 1, 1, 2, 2, 2]
-    (pair,) = report_trained.pairs_frame(reported).to_dict("records")
+    (pair,) = report_rows.pairs_frame(reported).to_dict("records")
     names = [pair[end].removesuffix(", custom)") + ")" for end in ("a", "b")]
     assert all(name.startswith("U-Net, scratch (") for name in names)
     first, other = (singles[name, "mean", "", 0] for name in names)
@@ -426,7 +426,7 @@ def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
     assert "mean mask" in text
     assert "custom: settings other than" in text
     assert tmp_path / "segmentation-networks-pairs.csv" in written
-    (figure,) = report_trained.draw(FigureContext(reported, {}, ()))
+    (figure,) = report_rows.draw_networks(FigureContext(reported, {}, ()))
     assert figure.name == "segmentation-networks-hippocampus-test"
     assert figure.aggregate
 
@@ -439,7 +439,7 @@ def test_differences_are_those_of_the_same_cases():
         {0: measured(table_of({"anterior": each, "posterior": each}), 4000)["test", "", "mean"]}
         for each in (easy + gain, easy)
     )
-    found = report_trained._difference(ours, others)
+    found = report_rows._difference(ours, others)
     expected = ttest_rel(easy + gain, easy)
     low, high = expected.confidence_interval(0.95)
     assert found["difference"] == pytest.approx(gain.mean())

@@ -155,7 +155,7 @@ def test_shell_completion_offers_datasets():
         (["pretrain", "--catalog", "absent", "--technique", "mae"], "holds no catalog"),
         (["transfer", "--catalog", "absent"], "holds no catalog"),
         (["evaluate", "absent", "--catalog", "absent"], "is not a run"),
-        (["report", "absent"], "holds no run"),
+        (["report", "absent"], "has no run"),
     ],
 )
 def test_a_command_that_cannot_work_says_why_and_exits_with_1(tmp_path, arguments, message):
@@ -188,7 +188,7 @@ def test_a_folder_of_transformers_is_no_run_and_its_technique_is_named(tmp_path)
 @pytest.mark.parametrize("command", ["list", "report", "compare"])
 def test_commands_that_read_runs_look_into_the_usual_store(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    assert "runs holds no run" in run(command).output
+    assert "runs has no run" in run(command).output
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def test_a_folder_that_all_nodes_see_is_taken(two_nodes, tmp_path):
 
 def test_a_folder_that_a_node_does_not_see_is_refused(two_nodes, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "_is_file", lambda path: False)
-    with pytest.raises(BenchmdError, match=r"2 of .* 2 nodes do not see .*BENCHMD_CACHE"):
+    with pytest.raises(BenchmdError, match=r"2 of .* 2 nodes cannot see .*BENCHMD_CACHE"):
         require_shared(tmp_path)
     assert not list(tmp_path.iterdir())
 

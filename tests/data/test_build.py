@@ -426,7 +426,7 @@ def test_a_split_table_of_no_use_is_refused(films, raw, tmp_path, changed_card):
         ({"signal": np.zeros((1, 7, 7), np.uint8)}, "f2: signal of shape (1, 7, 7) and type uint8"),
         ({"metadata": {"age": "061Y"}}, "f2: its age is '061Y', expected float"),
         ({"metadata": {"age": 91.0}}, "f2: an age is not within 0 to 90 years"),
-        ({"target": [0, 2, 0, 0, 0]}, "f2: its targets are others than 1, 0 and -1"),
+        ({"target": [0, 2, 0, 0, 0]}, "f2: its targets are not 1, 0 or -1"),
     ],
 )
 def test_a_record_that_no_catalog_can_hold_is_quarantined(films, raw, tmp_path, change, reason):

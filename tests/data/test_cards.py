@@ -172,7 +172,7 @@ def test_a_card_that_is_no_mapping_is_named(tmp_path, content):
         ({"layouts": ["cinc"]}, r"x\.yaml: layouts is \['cinc'\], expected names with values"),
         ({"layouts": {"cinc": 7}}, r"x\.yaml: layouts\.cinc is 7, expected the keys description"),
         ({"notes": "one"}, r"x\.yaml: notes is 'one', expected a list"),
-        ({"version": "1"}, r"x\.yaml: version is '1', expected a value of type int"),
+        ({"version": "1"}, r"x\.yaml: version is '1', expected a whole number"),
         ({"version": 2**63}, r"x\.yaml: version is 9223372036854775808, expected a number of 64"),
         ({"role": "sauce"}, r"value of the card x\.yaml: role: 'sauce'\. Did you mean 'source'"),
         (

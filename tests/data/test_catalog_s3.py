@@ -166,7 +166,7 @@ def test_two_machines_do_not_build_one_catalog_at_once(
     def other(row, card):
         monkeypatch.setattr(building, "build_row", build_row)
         node("b")
-        with pytest.raises(Busy, match=f"machine is working on the catalog {out}: it said so"):
+        with pytest.raises(Busy, match=f"machine is working on the catalog {out}: its last sign"):
             build_here("georgia", synthetic_raw["georgia"], out)
         monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)  # as after a long silence of the first
         build_here("georgia", synthetic_raw["georgia"], out)
@@ -319,7 +319,7 @@ def test_a_catalog_that_was_replaced_is_read_anew(s3, build_here, synthetic_raw,
     second = build_here("cpsc", synthetic_raw["cpsc"], out)
     assert second.dataset == "cpsc"
     open_bucket(str(out)).write(MANIFEST, b"[1]")
-    with pytest.raises(BenchmdError, match=r"s3://\S+ is damaged: it holds list, expected"):
+    with pytest.raises(BenchmdError, match=r"s3://\S+ is damaged: it is a list, expected"):
         open_catalog(out)
 
 

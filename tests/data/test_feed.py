@@ -244,7 +244,15 @@ def test_padding_of_a_subset_stays_in_the_subset(catalog, stored):
 def test_targets_can_be_replaced(catalog, stored):
     other = stored[1][::-1].copy()
     columns = dataclasses.replace(read_columns(catalog, "train"), targets=other)
-    feed = resident_feed(catalog, "train", seed=0, columns=columns)
+    feed = chosen_rows_feed(
+        catalog,
+        "train",
+        np.arange(ROWS),
+        columns,
+        settings=Settings(),
+        worker=Worker(),
+        statistics=None,
+    )
     for batch in feed.ordered(8):
         assert batch.targets.tolist() == other[batch.rows].tolist()
 

@@ -118,7 +118,7 @@ def test_an_official_file_is_accepted_and_kept_to_the_byte(real_data, build_here
     assert tuple(held.values()) == PAPER[name]
     found = verify(catalog)
     assert found.faults == ()
-    assert found.notes == ("the source names no patients: each record stands for one",)
+    assert found.notes == ("no patient IDs: every record is treated as a separate patient",)
 
 
 @pytest.mark.data

@@ -103,7 +103,7 @@ def test_older_metadata_in_a_checkout_hides_no_benchmark(monkeypatch):
 
 def test_two_tables_of_one_name_are_refused(also):
     also(replace(OTHER, tables=f"{__name__}:TAKEN"))
-    with pytest.raises(BenchmdError, match="other has a table auroc, and there is one already"):
+    with pytest.raises(BenchmdError, match="other has a table auroc, but the name is taken"):
         declared()
     also(replace(OTHER, tables=f"{__name__}:NOTHING"))
     with pytest.raises(BenchmdError, match=r"NOTHING, .* cannot be imported \(AttributeError"):
@@ -229,7 +229,7 @@ def started(**changes):
         (
             replace(BENCHMARK, datasets=lambda: (1, 2)),
             lambda own: own.datasets(),
-            r"datasets gives \(1, 2\), expected a tuple of names",
+            r"datasets returns \(1, 2\), expected a tuple of names",
         ),
         (
             started(settings=boom),
@@ -239,7 +239,7 @@ def started(**changes):
         (
             started(like=lambda *_: {"seed": 1}),
             lambda own: own.starts[0].followed(ECG, "mae", {}),
-            r"the start long: like gives .*, expected .*Settings \| None",
+            r"the start long: like returns .*, expected .*Settings \| None",
         ),
         (
             started(variants=boom),
@@ -249,7 +249,7 @@ def started(**changes):
         (
             replace(BENCHMARK, published=replace(BENCHMARK.published, auroc=lambda: 3)),
             lambda own: own.published.auroc(),
-            "published in BenchMD v2, tables 1 and 2: auroc gives 3, expected a mapping",
+            "published in BenchMD v2, tables 1 and 2: auroc returns 3, expected a mapping",
         ),
     ],
     ids=["fails", "names", "settings", "like", "variants", "published"],

@@ -118,7 +118,7 @@ def test_an_encoder_travels_with_its_features(trained, ecg_catalogs, tmp_path):
     assert {name.split(".")[0] for name in held} == {"encoder"}
     card = (out / "README.md").read_text("utf-8")
     assert "on seeded noise" in card
-    assert "Features have no scores of their own" in card
+    assert "Features have no scores; transfers" in card
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_what_cannot_be_exported_is_refused(trained, ecg_catalogs, tmp_path):
         benchmd_ray.export_model(store / "nothing", out)
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    with pytest.raises(BenchmdError, match="is there and not an empty folder: name another"):
+    with pytest.raises(BenchmdError, match="exists and is not an empty folder: name another"):
         benchmd_ray.export_model(run, out)
     assert [p.name for p in out.iterdir()] == ["mine.txt"]
     predictions = run / "predictions/classification/georgia.parquet"
@@ -359,7 +359,7 @@ def test_a_file_of_an_exported_model_that_was_changed_is_refused(tmp_path, name,
 
 def test_features_of_patients_are_not_exported(tmp_path):
     run = make_transfer(tmp_path, changes={"transfer": {"mode": "knn"}})
-    with pytest.raises(BenchmdError, match="features and labels of each training record"):
+    with pytest.raises(BenchmdError, match="features and labels of all training records"):
         benchmd_ray.export_model(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -369,8 +369,8 @@ def test_a_catalog_that_nothing_is_compared_on_is_refused(tmp_path):
     command = ["export", str(run.folder), "--out", str(tmp_path / "out"), "--catalog", "nothing"]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 1
-    assert "--torch-export or --onnx, or leave --catalog out" in " ".join(result.output.split())
-    with pytest.raises(BenchmdError, match="the catalog would not be read"):
+    assert "--torch-export or --onnx, or omit --catalog" in " ".join(result.output.split())
+    with pytest.raises(BenchmdError, match="the catalog would not be used"):
         benchmd_ray.export_model(run, tmp_path / "out", catalog=tmp_path / "nothing")
     assert not (tmp_path / "out").exists()
 
@@ -417,7 +417,7 @@ def test_the_command_writes_three_files(tmp_path):
 def test_a_model_that_segments_is_refused(tmp_path):
     card = dataset_card("hippocampus")
     run = make_transfer(tmp_path, modality=card.modality, source=card.name)
-    with pytest.raises(BenchmdError, match="a model that segments, which cannot be exported yet"):
+    with pytest.raises(BenchmdError, match="a segmentation model, which cannot be exported yet"):
         benchmd_ray.export_model(run, tmp_path / "out")
 
 

@@ -154,9 +154,9 @@ def test_workers_that_are_lost_are_told_and_started_again(suffered):
     # A loss is told by Ray, or by the other worker, whichever notices it first.
     by_the_other = "lost the connection to another"
     assert any(text in ended[0]["reason"] for text in (f"is gone (pid {killed},", by_the_other))
-    assert ended[1]["reason"] == "a worker was told to end (SIGTERM)"
+    assert ended[1]["reason"] == "a worker was asked to end (SIGTERM)"
     assert again[1]["from"] == ended[1]["done"]  # a checkpoint of that very step
-    assert ended[2]["reason"].startswith("a worker stood still for execution.stall_seconds")
+    assert ended[2]["reason"].startswith("a worker stalled for execution.stall_seconds")
     assert any(text in ended[3]["reason"] for text in ("is gone (", by_the_other))
     assert [line["workers"] for line in again] == [2, 2, 2, 1, 2]  # one node was left, one came
     assert f"after {again[3]['from']} steps with 1 of 2 workers" in training.command.output
@@ -225,7 +225,7 @@ def test_a_run_of_a_plan_whose_process_is_told_to_end_goes_on_elsewhere(
     folder = plan.until("training", lambda: training_in(tmp_path), 90)
     process.send_signal(signal.SIGTERM)
     assert plan.wait(120) == 0, plan.output
-    assert "its process was told to end (SIGTERM); resumes elsewhere" in plan.output
+    assert "its process was asked to end (SIGTERM); resumes elsewhere" in plan.output
     lines = [line for line in json_lines(tmp_path / LOG) if "pretrain" in line.get("item", "")]
     told, done = (line for line in lines if line["event"] != "item started")
     assert [told["event"], done["event"]] == ["item preempted", "item finished"]

@@ -43,4 +43,4 @@ def test_a_log_that_is_longer_than_any_is_skipped_with_a_warning(log, caplog, mo
     monkeypatch.setattr(integrity, "MAX_LOG_LINES", 3)
     with caplog.at_level(logging.WARNING):
         assert read_lines(log) == []
-    assert caplog.messages == [f"{log}: it is skipped, as it is larger than any log"]
+    assert caplog.messages == [f"{log}: it is skipped, as it is too large for a log"]

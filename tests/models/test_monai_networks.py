@@ -173,7 +173,7 @@ def test_28_pixels_fit_where_a_network_rounds_up():
         for network in ("monai-densenet121", "monai-efficientnet-b0"):
             with pytest.raises(RuntimeError):
                 monai_s_own(network, 2, 1, 2).eval()(x)  # else it need not be refused
-            with pytest.raises(BenchmdError, match=r"32 pixels or more .* here they have 28.*re"):
+            with pytest.raises(BenchmdError, match=r"32 pixels or more .* these have 28.*re"):
                 encoder_of(network, kind(28))
             assert encoder_of(network, kind(28), resize=64)(x).shape == (2, WIDTHS[network])
 
@@ -184,7 +184,7 @@ def test_28_pixels_fit_where_a_network_rounds_up():
         (
             SIGNALS["ecg"],
             {"resize": 64},
-            r"resize is 64, and monai-densenet121 .* over time as they",
+            r"resize is 64, and monai-densenet121 .* not resize signals over time",
         ),
         (kind(32), {"width": 8}, r"'encoder\.options' 'width'.*resize"),
         (kind(32), {"dropout": 1.0}, r"encoder\.options\.dropout is 1\.0"),

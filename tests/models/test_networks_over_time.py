@@ -250,7 +250,7 @@ def test_monai_s_networks_take_the_shortest_signals_that_they_can_halve():
         encoder = encoder_of(network, kind(least)).eval()
         with torch.no_grad():
             assert encoder(signals(kind(least)).float()).shape == (2, encoder.width)
-        with pytest.raises(BenchmdError, match=f"takes {least} samples or more"):
+        with pytest.raises(BenchmdError, match=f"needs {least} samples or more"):
             encoder_of(network, kind(least - 1))
 
 

@@ -100,7 +100,10 @@ def test_forward_is_enough_and_nothing_is_changed_by_trying_it(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Maps", r"makes \(2, 6, \d+, \d+\) of two signals, expected features of shape \(2, width"),
+        (
+            "Maps",
+            r"returns \(2, 6, \d+, \d+\) for two signals, expected features of shape \(2, width",
+        ),
         ("Wrong", r"cannot take signals of shape \(batch, 3, 224, 224\)"),
         ("Asserting", r"cannot take signals .*: AssertionError: seven pixels only"),
         ("text", "made a str: expected a torch module"),

@@ -66,7 +66,11 @@ def test_methods_see_the_tokens_of_the_settings(technique):
 @pytest.mark.parametrize(
     ("name", "size", "message"),
     [
-        ("ecg", 30, r"is 30, which does not cut the 5000 samples of ecg along time .* 20, 25, 40,"),
+        (
+            "ecg",
+            30,
+            r"is 30, which does not divide the 5000 samples of ecg along time .* 20, 25, 40,",
+        ),
         ("eeg", 4000, r"the 3750 samples .* such as 1875, 3750, or 0 .* own \(30\)"),
         ("cxr", 15, r"the 224 pixels of cxr along y and x .* 8, 14, 16, 28, or 0 .* own \(16\)"),
         ("ldct", 24, r"the 224 pixels of ldct along y and x .* 14, 16, 28, 32, or"),
@@ -115,5 +119,7 @@ def test_imagenet_weights_with_other_patches_are_refused():
 
 def test_shed_needs_two_tokens():
     encoder = SimpleNamespace(signal=SIGNALS["eeg"].with_patch(3750), width=8)
-    with pytest.raises(BenchmdError, match=r"one of a whole signal of eeg: choose a smaller"):
+    with pytest.raises(
+        BenchmdError, match=r"a whole signal of eeg is a single token: choose a smaller"
+    ):
         method_named("shed")(encoder, PretrainSettings())

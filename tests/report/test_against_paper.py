@@ -108,7 +108,7 @@ def test_the_command_lists_what_is_comparable_and_writes_all(report_store, compa
     assert "policy clean" in head
     assert "not comparable" not in lines[0]
     assert lines.index("") - 2 == len(fair)
-    assert "Show what is not comparable with --all." in result.output
+    assert "Use --all to show results that are not comparable." in result.output
     written = pd.read_csv(path, keep_default_na=False)
     assert written["paper"].tolist() == compared["paper"].tolist()
     assert written["reason"].tolist() == compared["reason"].tolist()

@@ -144,7 +144,7 @@ def test_a_card_with_the_least_says_its_splits_and_nothing_empty(files, role, ru
     card = DatasetCard("skin", modality("derm"), role=role, files=files, module="m" * (not files))
     text = card_text(card)
     assert text.startswith("skin\n====\n\nWhat it is")
-    assert "Where to get it" not in text
+    assert "Source and terms of use" not in text
     assert "\n\n\n" not in text
     assert rule in squeezed(text)
 
@@ -202,7 +202,7 @@ def test_a_catalog_tells_its_counts_options_and_what_is_missing(tmp_path):
         "records 5,000 scans 400 patients 390 small nodule 1,234 large nodule 7",
         "excluded: 4, it has no label",
         "noted: 3, it is padded",
-        "raw records: 410 of 1,018; files that tables name and that are missing: 6",
+        "raw records: 410 of 1,018; files listed in tables but missing: 6",
         "quarantined: 0",
     ):
         assert part in text
@@ -236,7 +236,7 @@ def test_records_that_stand_for_patients_are_told(tmp_path):
     raw = {"records": 1, "expected": 1, "missing": 0}
     raw |= {"grouped_by": "record", "provenance": "synthetic"}
     text = catalog_text(Catalog(tmp_path, manifest(raw=raw), LIDC))
-    assert "the source names no patients" in text
+    assert "no patient IDs: every" in text
     assert "provenance: synthetic" in text
 
 

@@ -493,8 +493,8 @@ def test_pairs_that_score_alike_are_not_called_too_few_patients():
     )
     assert judged(rows, "difference", "better", "worse", corrected=" after Holm's correction") == (
         "better in 1 of 1 comparison (p < 0.05 after Holm's correction). 1 comparison was not "
-        "tested: both score alike in every resample of the patients. 1 comparison was not tested: "
-        "too few patients, in all or in a class."
+        "tested: both have the same score in every resample of the patients. 1 comparison was not "
+        "tested: too few patients, in all or in a class."
     )
 
 

@@ -47,7 +47,7 @@ def test_predictions_of_another_catalog_are_excluded_from_the_seeds_and_named(tm
     analysis = analyse(made, resamples=20)
     assert set(analysis.scores["seeds"]) == {2}
     assert set(analysis.rows["seed"]) == {0, 2}
-    (note,) = [note for note in analysis.notes if "excluded: they are of another" in note]
+    (note,) = [note for note in analysis.notes if "excluded: they use another" in note]
     assert note.startswith(f"{made[1].folder.name}: its predictions for ptb-xl (validation)")
 
 
@@ -96,7 +96,7 @@ def test_the_same_run_in_two_stores_counts_once(tmp_path):
         predict_all(run, {"ptb-xl": {"validation": 80}})
     analysis = analyse(made, resamples=20)
     assert set(analysis.scores["seeds"]) == {1}
-    assert any("are in the stores twice and counted once" in note for note in analysis.notes)
+    assert any("are in several stores and counted once" in note for note in analysis.notes)
 
 
 def test_pretrainings_of_several_seeds_below_one_transfer_seed_are_pooled(tmp_path):

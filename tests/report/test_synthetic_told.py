@@ -128,7 +128,7 @@ def test_a_report_follows_what_comes_into_a_store(tmp_path, monkeypatch):
     assert 'http-equiv="refresh"' not in page_of.read_text("utf-8")  # what stays in the end
     sent = CliRunner().invoke(main, [*command, "--wandb", "offline"])
     assert sent.exit_code == 2
-    assert "leave --wandb out" in sent.output
+    assert "omit --wandb" in sent.output
     tagged = CliRunner().invoke(main, [*command[:-1], "--wandb-tag", 65 * "x"])
     assert tagged.exit_code == 2
     assert "of 65 characters, expected 1 to 64" in " ".join(tagged.output.split())

@@ -351,7 +351,7 @@ def test_a_report_that_is_sent_names_no_file_that_could_not_be_read(report_analy
         text = (tmp_path / "sent" / name).read_text()
         assert "somebody" not in text
         assert "One seed." in text
-        assert "on what could not be read." in text
+        assert "on unreadable files." in text
 
 
 def test_a_difference_that_rounds_to_zero_has_no_sign():

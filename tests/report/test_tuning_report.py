@@ -707,15 +707,15 @@ def test_a_universal_search_has_a_column_for_each_modality(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "match"),
     [
-        ("search.json", '{"format": 1, "techn', "it is not JSON"),
-        ("search.json", "[]", "it holds list"),
+        ("search.json", '{"format": 1, "techn', "it is not valid JSON"),
+        ("search.json", "[]", "it is a list"),
         ("search.json", '{"format": 1}', "it has no sha256"),
-        ("search.json", '{"format": 1, "sha256": "0"}', "its SHA-256 is another"),
+        ("search.json", '{"format": 1, "sha256": "0"}', "its SHA-256 differs"),
         ("search.json", {"format": FORMAT + 1}, "another version of benchmd wrote it"),
         ("search.json", {"format": FORMAT, "technique": "mae"}, "it lacks setting, sources"),
         ("trials.parquet", "PAR1 cut off", "its SHA-256 is not the one that was recorded"),
         ("result.json", {"best": 3}, "it lacks value, first_value"),
-        ("result.json", "", "it is not JSON"),
+        ("result.json", "", "it is not valid JSON"),
     ],
 )
 def test_a_damaged_folder_is_refused_with_its_file_and_the_remedy(tmp_path, file, content, match):
@@ -835,7 +835,7 @@ def test_a_table_of_trials_is_bounded(tmp_path, monkeypatch):
 
 def test_a_search_for_cost_has_trials_that_none_beats(tmp_path):
     folder = make_search(tmp_path, objectives=["auroc", "device_hours"], result={"front": []})
-    with pytest.raises(BenchmdError, match="it has no trial that none beats"):
+    with pytest.raises(BenchmdError, match="it has no trial that is not beaten by another"):
         read_search(folder)
 
 

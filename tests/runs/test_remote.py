@@ -147,7 +147,7 @@ def test_a_key_in_an_address_is_not_repeated():
 def test_another_machines_mirror_is_not_taken_for_a_store_of_its_own(machine, s3):
     store = machine("a")
     (store / ".store.json").unlink()
-    with pytest.raises(BenchmdError, match=r"mirror that another machine has.*s3://"):
+    with pytest.raises(BenchmdError, match=r"another machine's mirror.*s3://"):
         open_run(store, "r", ABOUT)
 
 
@@ -374,7 +374,7 @@ def test_the_first_to_finish_a_run_has_finished_it(s3, machine, tmp_path):
     train(run)
     other = write_done(open_run(tmp_path / "other", "r", ABOUT), finished="by another")
     s3.write(f"{run.folder.name}/done.json", other.read_bytes())
-    with pytest.raises(LeaseLost, match=r"another machine has finished s3://.*: look again"):
+    with pytest.raises(LeaseLost, match=r"another machine has finished s3://.*: check again"):
         work.__exit__(None, None, None)
     assert open_run(machine("a"), "r", ABOUT).done["finished"] == "by another"
 
@@ -905,7 +905,7 @@ def test_work_goes_on_through_an_outage_and_is_published_later(
         until("a checkpoint", lambda: newest_checkpoint(published(s3)))
         assert newest_checkpoint(published(s3)).startswith("step_000000002.")
         train(run)
-    assert "is published again" in caplog.text
+    assert "can be published again" in caplog.text
     assert run.finished
 
 
@@ -915,7 +915,7 @@ def test_done_work_that_cannot_be_published_is_kept_and_published_later(s3, mach
     work = begin(run)
     train(run)
     outage["on"] = True
-    with pytest.raises(Transient, match=r"done and could not be published: .*It is kept in"):
+    with pytest.raises(Transient, match=r"finished but could not be published: .*It is kept in"):
         work.__exit__(None, None, None)
     assert not run.finished
     with pytest.raises(BenchmdError, match="cannot reach"):
@@ -1030,7 +1030,7 @@ def test_a_run_that_cannot_be_pulled_stops_no_other(s3, machine, monkeypatch):
     held = read_stores([store])
     assert [found.folder.name for found in held.found] == [sound.folder.name]
     one, other = sorted(held.damaged.values())
-    assert re.match(rf"s3:.*/{blocked.folder.name} cannot be copied to .* have one name", one)
+    assert re.match(rf"s3:.*/{blocked.folder.name} cannot be copied to .* have the same name", one)
     assert re.match(rf"s3:.*/{many.folder.name} has \d\d small files .* at most 15 and ", other)
     for name, message in (("m", "small files"), ("b", "cannot be copied")):
         with pytest.raises(BenchmdError, match=message):
@@ -1110,7 +1110,7 @@ def test_a_checkpoint_of_objects_that_are_no_files_is_refused(s3, machine, monke
     s3.write(f"{run.folder.name}/{part}/below", b"x")
     there = open_run(machine("b"), "r", ABOUT)
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
-    with pytest.raises(BenchmdError, match=r"cannot be copied .* have one name"):
+    with pytest.raises(BenchmdError, match=r"cannot be copied .* have the same name"):
         begin(there)
 
 
@@ -1122,7 +1122,7 @@ def test_predictions_that_cannot_be_published_are_published_later(s3, machine, o
     work.__enter__()
     predictions(run)
     outage["on"] = True
-    with pytest.raises(Transient, match="are written and could not be published"):
+    with pytest.raises(Transient, match="are written but could not be published"):
         work.__exit__(None, None, None)
     outage["on"] = False
     assert "predictions/classification/georgia.parquet" not in published(s3)
@@ -1131,7 +1131,7 @@ def test_predictions_that_cannot_be_published_are_published_later(s3, machine, o
 
 
 def test_messages_name_the_address_of_a_store(s3, machine):
-    with pytest.raises(BenchmdError, match=re.escape("s3://benchmd-test/study/one holds no run")):
+    with pytest.raises(BenchmdError, match=re.escape("s3://benchmd-test/study/one has no run")):
         runs([machine("a")])
 
 

@@ -88,7 +88,7 @@ def test_a_scoring_that_was_killed_is_none(tmp_path):
     path = predictions_path(run.folder, "georgia")
     path.parent.mkdir(parents=True)
     path.with_name(f"{TEMPORARY}{path.name}").write_bytes(SCORES)
-    assert needed_weights([run]) == {run.folder.name: "nothing was scored with them yet"}
+    assert needed_weights([run]) == {run.folder.name: "they were not used for scoring yet"}
     path.write_bytes(SCORES)
     assert needed_weights([run]) == {}
 
@@ -114,8 +114,8 @@ def test_weights_that_something_needs_stay_and_the_reason_is_given(tmp_path):
     pruned = prune(tmp_path, "predictions")
     assert pruned.left == (
         f"{upstream.folder.name}: its weights stay: {going.folder.name} is not finished",
-        f"{unused.folder.name}: its weights stay: nothing was transferred from it yet",
-        f"{unscored.folder.name}: its weights stay: nothing was scored with them yet",
+        f"{unused.folder.name}: its weights stay: there is no transfer from it yet",
+        f"{unscored.folder.name}: its weights stay: they were not used for scoring yet",
     )
     has = {run.folder.name: (run.folder / "model.safetensors").exists() for run in runs([tmp_path])}
     assert [name for name, there in has.items() if not there] == sorted(

@@ -74,7 +74,7 @@ def test_a_run_is_shown_by_its_name_and_state(tmp_path):
 
 def test_a_store_just_below_is_named(tmp_path):
     open_run(tmp_path / "demo" / "runs", "r", described())
-    found = re.escape("holds no run: name a run's folder or a store of runs. Did you mean ")
+    found = re.escape("has no run: name a run's folder or a store of runs. Did you mean ")
     with pytest.raises(BenchmdError, match=found + re.escape(str(tmp_path / "demo" / "runs"))):
         read_stores([tmp_path / "demo"])
 
@@ -90,7 +90,7 @@ def test_half_written_files_of_a_killed_process_are_removed(tmp_path):
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(BenchmdError, match=r"is not a run \(no run.json\)"):
         read_run(tmp_path)
-    with pytest.raises(BenchmdError, match="holds no run"):
+    with pytest.raises(BenchmdError, match="has no run"):
         runs([tmp_path])
 
 

@@ -447,7 +447,7 @@ def test_a_file_of_another_trial_is_damaged(tmp_path):
         with pytest.raises(Damaged, match=f"expected '0123456789ab/{within}'"):
             read_hashed_json(mine / "training.json", "", of=mine)
     write_hashed_json(mine / "training.json", {"best_epoch": 1})
-    with pytest.raises(Damaged, match="does not say what it is of"):
+    with pytest.raises(Damaged, match="does not name its run or search"):
         read_hashed_json(mine / "training.json", "", of=mine)
 
 

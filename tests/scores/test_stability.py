@@ -268,7 +268,7 @@ def test_too_few_sources_say_so_instead_of_a_p(techniques, needed, cells):
     assert few.cliques == ()
     assert (few.cells, few.sources) == (cells * (needed - 1), needed - 1)
     assert f"Nothing can be concluded from {needed - 1} sources" in few.note
-    assert few.note.endswith(f"that takes {needed} sources.")
+    assert few.note.endswith(f"; {needed} sources are needed.")
     assert few.mean_ranks[0] == 1
     enough = of_sources(needed)
     assert enough.note == ""
@@ -340,7 +340,7 @@ def test_a_table_that_does_not_fit_is_refused():
             match=rf"has shape \({shape[0]}, {shape[1]}\), expected \({cells}, 4\): a row",
         ):
             critical_difference(np.ones(shape), NAMES, own(cells))
-    with pytest.raises(BenchmdError, match="takes two techniques or more, but got 1"):
+    with pytest.raises(BenchmdError, match="needs two techniques or more, but got 1"):
         critical_difference(np.ones((3, 1)), ["mae"], own(3))
     with pytest.raises(BenchmdError, match="level must lie between 0 and 1, but got 5"):
         critical_difference(np.ones((3, 4)), NAMES, own(3), level=5)

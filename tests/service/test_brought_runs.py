@@ -104,7 +104,7 @@ def test_your_own_module_is_transferred_where_you_name_it(ecg_catalogs, tmp_path
     monkeypatch.delitem(sys.modules, "my_beats", raising=False)
     about = {"settings": {"transfer": {"mode": "knn"}, "execution": {"device": "cpu"}}}
     place = (ecg_catalogs["ptb-xl"].path, tmp_path / "runs")
-    with pytest.raises(BenchmdError, match="code that you have not named yourself"):
+    with pytest.raises(BenchmdError, match="code that you did not name yourself"):
         transfer(*place, upstream="my_beats:Beats", **about)
     monkeypatch.setenv(plugins.ALLOWED, "my_beats:Beats")
     run = transfer(*place, upstream="my_beats:Beats", **about)
@@ -158,5 +158,5 @@ def test_nearest_neighbours_of_one_encoder_are_one_run_of_all_seeds(source, fold
 
 def test_nothing_of_them_is_searched(source, folder):
     tuning = Tuning(Choice((source,), techniques=(f"hf:{folder}",)), searched=("linear",))
-    with pytest.raises(BenchmdError, match="trained elsewhere, of which nothing is searched"):
+    with pytest.raises(BenchmdError, match="external encoder, for which nothing can be searched"):
         planned_searches(tuning, gpu=False)

@@ -376,7 +376,7 @@ def test_runs_on_another_kind_of_device_count_for_nothing(tmp_path):
     estimator = Estimator("cuda", tuple(measured_runs(tmp_path)))
     assert estimator.empty
     assert estimator.seconds(work_of(Pretrain(), "mae", TINY, PTB)) > 0
-    assert "a mere assumption, since no run on cuda is measured" in estimator.basis()
+    assert "this is only an assumption, since no run on cuda is measured" in estimator.basis()
 
 
 def test_several_workers_share_the_work():
@@ -429,8 +429,8 @@ def test_the_assumed_time_of_a_heads_steps_is_said():
     assert estimator.seconds(linear) == pytest.approx(linear.units * 2 * 1e-3)
     estimator.seconds(work_of(Finetune(), "mae", TINY, PTB))
     assert estimator.basis() == (
-        "1 TFLOP/s sustained by each device, as stated. 1 entry: 1 ms for a step of a linear head, "
-        "a mere assumption, since none on cuda is measured."
+        "1 TFLOP/s sustained by each device, as stated. 1 entry: 1 ms for a step of a linear head; "
+        "this is only an assumption, since none on cuda is measured."
     )
 
 
@@ -511,7 +511,7 @@ def test_estimates_of_real_runs_are_what_these_took(catalog, tmp_path):
         assignments=assignments,
     )
     first = make_plan(choice, store, measure=False)
-    assert "a mere assumption" in first.basis
+    assert "only an assumption" in first.basis
     settings = {item.name: item.settings for item in first.items}
     name = "ptb-xl/clean/mae/seed-0"
     pretrained = pretrain_run("mae", catalog, store, settings[f"{name}/pretrain"])

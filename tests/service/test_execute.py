@@ -197,7 +197,7 @@ def test_a_model_with_a_foreign_architecture_is_refused(done, ecg_catalogs, tmp_
     model = read_hashed_json(copy / "model.json", "")
     model["encoder"]["width"] = 48
     write_hashed_json(copy / "model.json", model)
-    with pytest.raises(BenchmdError, match="is another one: width is 48 there and 32 here"):
+    with pytest.raises(BenchmdError, match="differs: width is 48 there and 32 here"):
         transfer_run(ecg_catalogs["ptb-xl"].path, tmp_path, SMALL, upstream=copy)
 
 

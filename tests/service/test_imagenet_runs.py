@@ -229,7 +229,7 @@ def test_only_the_techniques_own_encoder_is_called_fixed(source, weights, tmp_pa
     dropping = run("imagenet", {**as_dict(ENCODERS["vit-tiny"]), "dropout": 0.2})
     assert dropping.description["protocol"] == ""
     assert dropping.settings.encoder.dropout == 0.2
-    with pytest.raises(BenchmdError, match="another encoder than the technique imagenet has: leav"):
+    with pytest.raises(BenchmdError, match="another encoder than the technique imagenet has: omit"):
         run("imagenet", "tiny")
 
 

@@ -149,9 +149,9 @@ def test_what_searches_on_s3_found_is_learned_into_the_bucket(store, s3, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--dry-run"], "--learn searches nothing"),
-        (["--catalog", "catalogs"], "--learn searches nothing"),
-        (["--trials", "9"], "--learn searches nothing: name it without --trials"),
+        (["--dry-run"], "--learn does not search"),
+        (["--catalog", "catalogs"], "--learn does not search"),
+        (["--trials", "9"], "--learn does not search: use it without --trials"),
     ],
 )
 def test_learning_takes_no_search(store, arguments, said):
@@ -287,14 +287,14 @@ def test_a_folder_with_a_name_that_cannot_be_shown_is_skipped(store):
     told = []
     learned_in([store], told.append)
     (text,) = told
-    assert "is no name of a search" in text
+    assert "is not a name of a search" in text
     assert text.isprintable()
 
 
 def test_a_search_that_is_too_large_for_a_forest_is_not_learned_from(store, monkeypatch):
     assert learned_in([store]).candidates
     monkeypatch.setattr("benchmd_ray.tuning.portfolio.MOST_NUMBERS", 24)
-    with pytest.raises(BenchmdError, match="nothing is to be learned from 3 searches"):
+    with pytest.raises(BenchmdError, match="nothing can be learned from 3 searches"):
         learned_in([store])
 
 
@@ -311,5 +311,5 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path):
     assert f"--learn: there is no store {tmp_path / 'typo'}" in absent.output
     rows = make_trials(3)
     make_search(tmp_path, rows=rows)
-    with pytest.raises(BenchmdError, match="nothing is to be learned from 1 search of"):
+    with pytest.raises(BenchmdError, match="nothing can be learned from 1 search of"):
         learned_in([tmp_path])

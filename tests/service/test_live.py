@@ -164,7 +164,7 @@ def test_what_the_cluster_can_never_hold_is_refused():
     nodes = replace(MACHINE, all_cpus=16, cpus=16, each=((4, 1),) * 4)
     assert "4 on its largest node" in nodes.refusal(need(6))
     assert nodes.refusal(need(12, workers=4, spare=True)) == ""
-    assert "and the cluster's nodes hold 4 of them" in nodes.refusal(need(15, workers=5))
+    assert "and only 4 fit on the cluster's nodes" in nodes.refusal(need(15, workers=5))
     mixed = replace(MACHINE, all_cpus=36, cpus=36, each=((32, 0), (4, 1)))
     assert mixed.refusal(need(4, 1.0)) == mixed.refusal(need(32)) == ""
     assert "it needs room for 1 worker of 8 CPUs and 1 GPU each" in mixed.refusal(need(8, 1.0))
@@ -216,7 +216,7 @@ def test_an_outcome_is_told_with_the_failures_last(make_item, tmp_path):
     assert not outcome.whole
     assert outcome.lines() == [
         "2 done in 2 min, 1 done before, 1 done by another process, 1 failed, "
-        "1 not run, as they come after a failed one",
+        "1 not run, as they depend on a failed one",
         "failed: x/pretrain: the loss became NaN",
         f"    history and metrics: {tmp_path}",
         "not run: x/linear (after x/pretrain)",

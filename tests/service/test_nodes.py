@@ -62,7 +62,7 @@ def test_what_never_fits_is_refused_after_a_while_and_anew_when_nodes_went_away(
     while world.now < nodes.GROW_SECONDS:
         assert seen.refusal(ONE) == ""
         world.now += 30
-    assert seen.refusal(ONE).endswith("No such node came within 600 s.")
+    assert seen.refusal(ONE).endswith("No such node was added within 600 s.")
 
 
 def test_only_the_time_counts_for_which_something_waited(world):

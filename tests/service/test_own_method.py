@@ -188,7 +188,7 @@ def test_options_that_nobody_reads_are_refused(ecg_catalogs, tmp_path):
 
 def test_code_that_the_user_did_not_name_is_not_imported(module, monkeypatch):
     monkeypatch.setenv(plugins.ALLOWED, "my_methods:Mixer")
-    message = r"code that you have not named yourself.*--allow-plugin my_methods:Denoise"
+    message = r"code that you did not name yourself.*--allow-plugin my_methods:Denoise"
     with pytest.raises(BenchmdError, match=message):
         technique_named("my_methods:Denoise")
     assert "my_methods" not in sys.modules

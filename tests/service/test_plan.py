@@ -160,7 +160,7 @@ def test_a_settings_file_is_read_once_for_all_techniques_and_sources(tmp_path: P
     ],
 )
 def test_settings_that_the_plan_varies_are_refused_even_at_their_default(assignment, option):
-    with pytest.raises(BenchmdError, match=f"leave it out and choose with {option}"):
+    with pytest.raises(BenchmdError, match=f"omit it and choose with {option}"):
         planned(Choice(assignments=(assignment,)))
 
 
@@ -385,5 +385,7 @@ def test_a_target_is_scored_by_sources_of_its_signal_and_classes_alone(monkeypat
 
 
 def test_catalogs_that_nothing_would_read_are_refused(tmp_path):
-    with pytest.raises(BenchmdError, match="no evaluation of benchmd reads any but what it scores"):
+    with pytest.raises(
+        BenchmdError, match="no evaluation of benchmd reads any besides the one that it scores"
+    ):
         planned(Choice(also=(tmp_path,)))

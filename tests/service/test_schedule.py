@@ -224,7 +224,7 @@ def test_what_comes_after_a_failure_is_reported_as_not_run(plan_of, ecg_catalogs
     assert len(after) == 5
     assert sum(log.count("started").values()) == 2
     lines = outcome.lines()
-    assert lines[0] == "2 failed, 5 not run, as they come after a failed one"
+    assert lines[0] == "2 failed, 5 not run, as they depend on a failed one"
     assert f"not run: {scratch}/georgia (after {scratch})" in lines
 
 
@@ -591,7 +591,7 @@ def test_the_command_says_what_was_done_and_fails_when_something_failed(
     assert result.exit_code == 1, result.output
     assert "2 done in " in result.output
     assert f"\nfailed: {name}/cpsc: " in result.output
-    assert "run the same command again for what failed" in result.output
+    assert "run the same command again to retry the failed runs" in result.output
     result = CliRunner().invoke(main, ["run", *common])
     assert result.exit_code == 0, result.output
     assert f"2 done before\nnext: benchmd report {store}\n" in result.output

@@ -15,8 +15,8 @@ from benchmd_ray.tuning.written import SearchOutcome
     [
         ([], False, "there is no other trial"),
         ([("stopped", 0)], False, "no trial is above it"),
-        ([("failed", 1), ("stopped", 0)], False, "what was compared with it failed"),
-        ([("stopped", 0)], True, "what is left of the budget is too little to compare"),
+        ([("failed", 1), ("stopped", 0)], False, "the trials compared with it failed"),
+        ([("stopped", 0)], True, "the rest of the budget is too small to compare"),
     ],
 )
 def test_why_a_search_keeps_its_start(others, undecided, why):

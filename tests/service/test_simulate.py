@@ -146,8 +146,8 @@ def test_four_quarters_of_a_gpu_are_one():
 @pytest.mark.parametrize(
     ("needs", "message"),
     [
-        ({"cpus": 4.0}, "wide needs 4 CPUs at once and there are 2"),
-        ({"gpus": 2.0}, "wide needs 2 GPUs at once and there are 1"),
+        ({"cpus": 4.0}, "wide needs 4 CPUs at once but only 2 can be used"),
+        ({"gpus": 2.0}, "wide needs 2 GPUs at once but only 1 can be used"),
     ],
 )
 def test_an_item_that_can_never_start_is_refused(needs, message):

@@ -90,7 +90,7 @@ def test_without_nodes_for_too_long_a_search_ends(room):
     nodes = Nodes(cluster((8, 1)))
     made = room(nodes)
     nodes.refusals = ["it needs 1 GPU and the cluster has 0."]
-    with pytest.raises(NoRoom, match="no trial can work: it needs 1 GPU and the cluster has 0"):
+    with pytest.raises(NoRoom, match="no trial can run: it needs 1 GPU and the cluster has 0"):
         made(4)
 
 

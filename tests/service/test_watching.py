@@ -83,7 +83,7 @@ def test_searches_tell_what_they_found_so_far_and_in_the_end(tmp_path):
     make_transfer(tmp_path / "runs")
     lines = watched([tmp_path, tmp_path / "runs"])
     assert lines[0] == "1 run: 1 done"
-    with pytest.raises(BenchmdError, match="typo holds no run"):
+    with pytest.raises(BenchmdError, match="typo has no run"):
         watched([tmp_path, tmp_path / "typo"])
     chosen = make_search(tmp_path, search_name("chosen"))
     (shown,) = (each for each in watched([tmp_path]) if chosen.name in each)

@@ -195,7 +195,7 @@ def test_a_portfolio_is_learned_from_a_repetition_s_searches_by_new(
     expected = learned_in([store])
     assert expected.candidates
     assert study.portfolio(0) == expected
-    with pytest.raises(BenchmdError, match="nothing is to be learned from 0 searches"):
+    with pytest.raises(BenchmdError, match="nothing can be learned from 0 searches"):
         study.portfolio(1)
 
 

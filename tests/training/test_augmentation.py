@@ -332,7 +332,7 @@ def test_only_shapes_are_evaluated_otherwise():
         (
             "flip",
             "ecg",
-            r"flip is 0\.2, and ecg has .*for images and volumes only.*wander",
+            r"flip is 0\.2, and ecg has .*only for images and volumes.*wander",
         ),
         ("affine", "eeg", r"affine is 0\.2, and eeg"),
         ("blur", "eeg", r"blur is 0\.2, and eeg"),

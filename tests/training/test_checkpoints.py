@@ -121,7 +121,7 @@ def test_damaged_and_infinite_weights_are_refused(tmp_path):
         flipped = bytearray(whole)
         flipped[place] ^= 1
         path.write_bytes(flipped)
-        with pytest.raises(Damaged, match=r"its SHA-256 is not .*run the command again"):
+        with pytest.raises(Damaged, match=r"its SHA-256 is not .*rerun the command"):
             load_weights(module, path, stated)
     path.write_bytes(whole)
     load_weights(module, path, stated)

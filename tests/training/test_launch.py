@@ -215,7 +215,7 @@ def test_more_workers_than_the_cluster_has_cpus_are_refused_before_anything_star
 ):
     monkeypatch.setattr(module, "_launch_on_ray", pytest.fail)
     job = make_job("run", "execution.workers=8", technique="mae")
-    with pytest.raises(NoRoom, match=r"needs 9 CPUs at once and the cluster has \d+\. Take few"):
+    with pytest.raises(NoRoom, match=r"needs 9 CPUs at once and the cluster has \d+\. Use few"):
         launch(job)
     wide = make_job("run", "execution.workers=2", "execution.cpus_per_worker=8", technique="mae")
     with pytest.raises(BenchmdError, match=r"needs 17 CPUs at once"):

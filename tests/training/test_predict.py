@@ -198,8 +198,8 @@ def test_a_class_that_is_merged_away_has_no_score(changed_card):
 @pytest.mark.parametrize(
     ("changes", "score", "message"),
     [
-        ({"raw_records": str(10**30)}, None, "a count of raw records is none"),
-        ({"raw_expected": "-1"}, None, "a count of raw records is none"),
+        ({"raw_records": str(10**30)}, None, "a count of raw records is not a number"),
+        ({"raw_expected": "-1"}, None, "a count of raw records is not a number"),
         ({}, 1.5, "a score is missing, NaN or outside 0 to 1"),
         ({}, -0.5, "a score is missing, NaN or outside 0 to 1"),
     ],
@@ -272,7 +272,7 @@ def test_padded_signals_in_their_unit_are_predicted_as_those_of_the_catalog(
     np.testing.assert_allclose(one[0], expected[3], atol=1e-5)
     whole = found.predict(signals.numpy(), card=catalog.card)
     assert np.abs(whole - expected).max() > 0.01  # its padding would be taken for signal
-    with pytest.raises(BenchmdError, match="of another task than the model"):
+    with pytest.raises(BenchmdError, match="another task than the model"):
         found.predict(signals, card=dataset_card("ptb-xl"))
 
 

@@ -279,7 +279,10 @@ def test_two_workers_compute_what_one_does(volumes, make_settings, tmp_path, ray
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (("transfer.mode=linear",), "is a segmentation, of which no frozen encoder gives features"),
+        (
+            ("transfer.mode=linear",),
+            "is a segmentation, for which frozen features are not available",
+        ),
         (("transfer.labels=small",), r"transfer\.labels is small, .*: expected full: a mask is n"),
         (("transfer.shuffle_labels=true",), r"shuffle_labels is True, .*: expected false"),
         (("encoder.network=transformer", "encoder.options={}"), "transformer, which does not seg"),
@@ -294,7 +297,7 @@ def test_what_makes_no_sense_with_masks_is_refused(volumes, make_settings, assig
 
 
 def test_a_pretraining_on_masks_is_refused(volumes, make_settings, tmp_path):
-    with pytest.raises(BenchmdError, match="trained from random weights: leave the technique mae"):
+    with pytest.raises(BenchmdError, match="trained from random weights: omit the technique mae"):
         require_pretrainable(PretrainJob(make_settings(), "mae", volumes.path, tmp_path), volumes)
 
 
@@ -306,13 +309,13 @@ def test_a_validation_split_that_shows_nothing_is_refused(make_settings, tmp_pat
         [replace(record, target=nothing) for record in shard] for shard in splits["validation"]
     ]
     empty = open_catalog(write_catalog(tmp_path / "empty", card, splits))
-    with pytest.raises(BenchmdError, match="split validation, shows none of anterior, posterior"):
+    with pytest.raises(BenchmdError, match="split validation, has none of anterior, posterior"):
         require_transferable(TransferJob(make_settings(*UNET), empty.path, tmp_path), empty)
 
 
 def test_a_model_of_masks_classifies_nothing(train):
     folder = train("transfer.epochs=1")
-    with pytest.raises(BenchmdError, match="is of a model that segments: name one that classifies"):
+    with pytest.raises(BenchmdError, match="segments: name one that classifies"):
         load_classifier(folder)
 
 

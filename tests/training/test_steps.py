@@ -179,7 +179,7 @@ def test_steps_that_cannot_be_captured_are_executed_eagerly(graph, why, caplog):
         found = trained(CAPTURED, graph=graph)
     require_same(found, trained(EAGER))
     (said,) = caplog.messages
-    assert said.startswith("steps cannot be captured and are executed one by one: ")
+    assert said.startswith("steps cannot be captured as CUDA graphs and are executed directly: ")
     assert why in said
     assert "more" not in said
 

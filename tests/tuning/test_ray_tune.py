@@ -138,7 +138,7 @@ def test_trouble_around_a_trial_is_no_failure_of_it(limits, judge, told):
     assert limits.study.trials()[0].state == "unfinished"
     assert told == []
     assert Watch(limits).stop_all()
-    with pytest.raises(Transient, match=r"trial 0 could not work: no space left\. When that is"):
+    with pytest.raises(Transient, match=r"trial 0 could not run: no space left\. When that is"):
         raise limits.trouble
 
 
@@ -172,7 +172,7 @@ def test_a_job_whose_process_was_lost_comes_again_and_goes_on_counting(limits, j
     ("last", "said"),
     [
         ({"seconds": 1.0}, "its node was lost"),
-        (None, "its node was lost before it began"),
+        (None, "its node was lost before it started"),
     ],
 )
 def test_lost_nodes_are_hardly_counted(limits, judge, told, last, said):
@@ -284,7 +284,7 @@ def test_a_job_that_ray_tune_could_not_begin_comes_again(limits, judge):
 
 def test_no_room_for_too_long_ends_a_search(limits):
     def room(wanted):
-        raise NoRoom("no trial can work")
+        raise NoRoom("no trial can run")
 
     limits.room = room
     assert Watch(limits).stop_all()

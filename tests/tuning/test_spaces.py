@@ -284,7 +284,7 @@ def test_options_of_a_method_and_a_network_of_ones_own_are_searched(own):
 @pytest.mark.parametrize("values", ["[auto, 0.5]", "[null, 1]", "[true, 2]", "[null, a]"])
 def test_values_of_several_kinds_have_no_column_of_a_table(own, values):
     line = f"encoder.options.blend: {{kind: choice, values: {values}}}\n"
-    with pytest.raises(BenchmdError, match="expected texts alone, numbers alone, or true and"):
+    with pytest.raises(BenchmdError, match="expected only texts, only numbers, or true and"):
         own(line.replace("}", f", default: {values[1:-1].split(', ')[0]}}}"))
 
 
@@ -331,7 +331,7 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ("a: [", r"cannot read the search space .*own\.yaml"),
         (f"{LR}: !!python/name:os.system", "cannot read the search space"),
         (f"{LR}: 1\n{LR}: 2", "appears twice"),
-        ("- 1", r"holds \[1\], expected names"),
+        ("- 1", r"holds \[1\], expected settings"),
         ({"pretrain.optimiser.lrr": RATE}, r"unknown setting .*'pretrain\.optimiser\.lrr'\. "
             r"Did you mean 'pretrain\.optimiser\.lr'\?"),
         ({"signal": {}}, "Did you mean 'signals'"),
@@ -346,7 +346,7 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ({"pretrain.options": CHOICE}, "name one of them, such as pretrain.options.noise"),
         ({"pretrain.options.noise": DROPOUT}, "mae reads no options"),
         ({"pretrain.temperature": DROPOUT}, "mae does not read it, only e-mix"),
-        ({"transfer.epochs": STEPS_OF}, "scored by linear evaluation as it is"),
+        ({"transfer.epochs": STEPS_OF}, "scored by linear evaluation with its default"),
         ({LR: 3}, "got 3, expected such as {kind: float"),
         ({LR: None}, "got None"),
         ({LR: RATE | {"hihg": 3}}, "unknown key in .*'hihg'. Did you mean 'high'"),
@@ -362,13 +362,13 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ({PATCH: STEPS_OF}, "int does not fit, expected choice"),
         ({LR: RATE | {"low": 0.1}}, "low is 0.1 and high 0.01, expected low below high"),
         ({LR: RATE | {"low": 0.01}}, "expected low below high"),
-        ({"encoder.dropout": DROPOUT | {"kind": "log float"}}, "logarithmic scale begins above 0"),
+        ({"encoder.dropout": DROPOUT | {"kind": "log float"}}, "logarithmic scale starts above 0"),
         ({LR: RATE | {"step": 1e-5}}, "step is not a key of a logarithmic scale"),
-        ({"encoder.dropout": DROPOUT | {"step": 0.2}}, "step is 0.2, expected one .* 0 to 0.5"),
-        ({"encoder.dropout": DROPOUT | {"step": -0.1}}, "step is -0.1, expected one above 0"),
+        ({"encoder.dropout": DROPOUT | {"step": 0.2}}, "is 0.2, expected a number .* 0 to 0.5"),
+        ({"encoder.dropout": DROPOUT | {"step": -0.1}}, "step is -0.1, expected a number above 0"),
         ({"encoder.dropout": DROPOUT | {"step": 1e300}}, r"step is 1e\+300, expected"),
-        ({"encoder.dropout": DROPOUT | {"step": 5e-300}}, "in 1,000,000 steps at most"),
-        ({STEPS: STEPS_OF | {"low": 1, "high": 2**60}}, "an integer of less than 9,007,"),
+        ({"encoder.dropout": DROPOUT | {"step": 5e-300}}, "into at most 1,000,000 steps"),
+        ({STEPS: STEPS_OF | {"low": 1, "high": 2**60}}, "a whole number of less than 9,007,"),
         (
             {"encoder.depth": {"kind": "choice", "values": [*range(1001)]}},
             "values are 1,001, expected 1,000 at most",
@@ -376,8 +376,8 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ({LR: RATE | {"low": "few"}}, "low is 'few', expected a number"),
         ({LR: RATE | {"high": math.inf}}, "high is inf, expected a number"),
         ({"pretrain.temperature": CHOICE}, "mae does not read it"),
-        ({BATCH: STEPS_OF | {"low": 2.5}}, "low is 2.5, expected an integer"),
-        ({BATCH: STEPS_OF | {"low": 2, "high": True}}, "high is True, expected an integer"),
+        ({BATCH: STEPS_OF | {"low": 2.5}}, "low is 2.5, expected a whole number"),
+        ({BATCH: STEPS_OF | {"low": 2, "high": True}}, "high is True, expected a whole number"),
         ({LR: RATE | {"default": 0.1}}, "the default 0.1 is outside, expected 1e-05 to 0.01"),
         ({BATCH: {"kind": "choice", "values": [8, 16], "default": 64}}, "expected one of 8, 16"),
         ({"pretrain.mask_rate": DROPOUT | {"low": 0.5, "high": 1}},
@@ -388,7 +388,7 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ({BATCH: {"kind": "choice", "values": [64, 32, 64]}}, "values has 64 twice"),
         ({SCHEDULE: {"kind": "choice", "values": ["constant"]}}, "a list of two or more"),
         ({SCHEDULE: {"kind": "choice", "values": "constant"}}, "a list of two or more"),
-        ({PATCH: {"kind": "choice", "values": [0, 24]}}, "does not cut the 5000 samples of ecg"),
+        ({PATCH: {"kind": "choice", "values": [0, 24]}}, "does not divide the 5000 samples of ecg"),
         ({PATCH: {"kind": "choice", "values": [0, 25]}}, "25 and 0 are the same for ecg"),
         ({LR: RATE, "signals": 3}, "signals holds 3"),
         ({LR: RATE, "signals": {"ecgg": {}}}, "unknown name in .*Did you mean 'ecg'"),
@@ -720,7 +720,7 @@ def test_both_signals_over_time_can_be_searched_as_one():
         (["xresnet1d101", "resnet18-3d"], {}, r"ecg has channel, time: choose resnet18-1d"),
         (["xresnet1d101", "resnet18-1d"], {"stem": ["small", "auto"]}, r"'stem'.*growth, width"),
         (["xresnet1d101", "resnet18-1d"], {"width": [16, 33]}, "width is 33, expected an even"),
-        (["resnet50-1d", "resnet18-1d"], {"resize": [0, 500]}, "over time as they are"),
+        (["resnet50-1d", "resnet18-1d"], {"resize": [0, 500]}, "does not resize signals over time"),
     ],
 )
 def test_networks_and_options_that_do_not_fit_are_refused(own, networks, options, message):
@@ -753,7 +753,7 @@ STRENGTH = {"kind": "choice", "values": [0.0, 0.2]}
             "hippocampus",
             r"mixup is 0\.2, and the task on .* a segm",
         ),
-        ("freeze", "scratch", "ecg", "cannot vary transfer.freeze: nothing has been pretrained"),
+        ("freeze", "scratch", "ecg", "cannot vary transfer.freeze: there is no pretrained encoder"),
     ],
 )
 def test_what_is_not_for_such_records_is_not_searched(own, name, technique, signal, message):

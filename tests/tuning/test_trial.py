@@ -146,7 +146,7 @@ def test_scores_of_records_are_kept_of_fresh_evaluations(
     path = search.scores_file(0, 5)
     path.write_bytes(path.read_bytes()[:-4] + b"0000")
     assert sampled(search, inner, 3, (5,)) is None
-    assert re.search("without scores of records: .*npy is damaged", caplog.text)
+    assert re.search("without scores per record: .*npy is damaged", caplog.text)
     for forged in (np.array(["0.5"]), np.zeros((3, 1), "S0"), np.zeros(2, [("a", "f4")])):
         np.save(path, forged, allow_pickle=False)
         write_hash(path)

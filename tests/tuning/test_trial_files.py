@@ -219,14 +219,14 @@ def test_what_is_no_archive_of_a_trial_is_passed_over(search, machine, data, cap
     assert not (local_folder(search) / "out").exists()
     assert not Path("/tmp/out-of-an-archive").exists()
     assert "00003.tar is damaged" in caplog.text
-    assert "the trial begins anew" in caplog.text
+    assert "the trial starts over" in caplog.text
 
 
 def test_a_server_that_is_away_costs_a_trial_nothing(search, machine, often, caplog, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     made(search, 2, 3.0)
     Archive(search, 2).tick()
-    assert "the trial continues and is published later" in caplog.text
+    assert "the trial continues and is uploaded later" in caplog.text
 
 
 def test_scores_of_records_reach_the_driver(search, machine):

@@ -31,12 +31,7 @@ def medmnist() -> None:
 
 
 @medmnist.command("tune")
-@click.argument(
-    "files",
-    type=click.Path(path_type=Path, exists=True),
-    nargs=-1,
-    metavar="FILE...",
-)
+@click.argument("files", type=click.Path(path_type=Path, exists=True), nargs=-1, metavar="FILE...")
 @click.option(
     "--out", type=FOLDER, default=Path("medmnist"), show_default=True, help="Folder for everything."
 )

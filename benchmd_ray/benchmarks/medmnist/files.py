@@ -86,11 +86,7 @@ def _every_card() -> list[DatasetCard]:
 
 
 def file_tunings(
-    chosen: Sequence[DatasetCard],
-    folder: Path | None,
-    *,
-    starts: tuple[str, ...],
-    **asked: Any,
+    chosen: Sequence[DatasetCard], folder: Path | None, *, starts: tuple[str, ...], **asked: Any
 ) -> list[tuple[DatasetCard, Tuning]]:
     """Searches on datasets: from each baseline that fits one of them, or from the usual ones.
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +25,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import replacing
 from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.report.analysis import Analysis
-from benchmd_ray.report.columns import column_of, interval_of, part
+from benchmd_ray.report.columns import column_of, columns_of, interval_of, part
 from benchmd_ray.report.formats import csv_text
 from benchmd_ray.report.frames import KEY
 from benchmd_ray.report.protocols import ENSEMBLES
@@ -63,11 +62,14 @@ def published() -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"auc": "float64", "acc": "float64"})
 
 
+def _published_on(datasets: Iterable[str]) -> pd.DataFrame:
+    results = published()
+    return results[results["dataset"].isin({name.partition("-")[0] for name in datasets})]
+
+
 def published_rows(datasets: Collection[str]) -> pd.DataFrame:
     """The published results on these datasets as score rows, their method as technique."""
-    names = {name.partition("-")[0] for name in datasets}
-    results = published()
-    results = results[results["dataset"].isin(names)]
+    results = _published_on(datasets)
     parts = [
         results[["dataset"]].assign(technique=results["method"], metric=metric, value=results[name])
         for metric, name in SCORES.items()
@@ -84,12 +86,8 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
     """
     runs = {run.folder.name: run for run in analysis.runs}
     rows = analysis.rows
-    ours = rows[
-        (rows["run"] != "")
-        & (rows["evaluation"] == CLASSIFIED.evaluation)
-        & rows["modality"].isin(IMAGE_GROUPS)
-        & (rows["split"] == SPLIT)
-    ]
+    rows = rows[(rows["run"] != "") & (rows["evaluation"] == CLASSIFIED.evaluation)]
+    ours = rows[rows["modality"].isin(IMAGE_GROUPS) & (rows["split"] == SPLIT)]
     if not len(ours):
         raise BenchmdError(
             f"none of the {len(runs)} runs has scored the {SPLIT} split of a dataset of MedMNIST: "
@@ -126,20 +124,15 @@ def compared(analysis: Analysis) -> pd.DataFrame:
         row = first[["technique", "setting", "protocol", "seeds"]]
         pooled.append({**named, **row, **_pooled(rows)})
     columns = [*NAMED, "seeds", *(f"{n}{end}" for n in SCORES.values() for end in ENDS)]
-    frame = pd.DataFrame([*pooled, *_theirs(ours["dataset"])], columns=columns)
+    theirs = _published_on(ours["dataset"]).assign(
+        file="", technique="", setting="", protocol=PUBLISHED
+    )
+    frame = pd.DataFrame([*pooled, *theirs.to_dict("records")], columns=columns)
     order = list(dict.fromkeys(published()["dataset"]))
     frame = frame.sort_values("auc", ascending=False, kind="stable")
     return frame.sort_values(
         "dataset", key=lambda names: names.map(order.index), kind="stable", ignore_index=True
     )
-
-
-def _theirs(datasets: Iterable[str]) -> Iterator[dict[str, Any]]:
-    rows = published_rows(set(datasets))
-    for (dataset, method), both in rows.groupby(["dataset", "technique"], sort=False):
-        values = {SCORES[m]: v for m, v in zip(both["metric"], both["value"], strict=True)}
-        about = {"dataset": dataset, "file": "", "method": method, "technique": "", "setting": ""}
-        yield {**about, "protocol": PUBLISHED, **values}
 
 
 def _pooled(rows: pd.DataFrame, ends: Sequence[str] = tuple(ENDS)) -> dict[str, float]:
@@ -199,11 +192,9 @@ def averages(both: pd.DataFrame) -> pd.DataFrame:
 
 def _table(analysis: Analysis) -> Table | None:
     both = compared(analysis)
-    if both.empty:
-        return None
     columns = (
         column_of("dataset", _marked(both, "dataset"), "text"),
-        *(column_of(name, both[name], "text") for name in NAMED[2:]),
+        *columns_of(both, "text", *NAMED[2:]),
         *(
             column
             for name in SCORES.values()
@@ -216,22 +207,20 @@ def _table(analysis: Analysis) -> Table | None:
     )
     kept, note = constant(columns)
     caption = f"AUC and ACC on MedMNIST's test splits; those published are of {SOURCE}."
-    return Table(f"{caption}{note}", kept)
+    return None if both.empty else Table(f"{caption}{note}", kept)
 
 
 def _averages_table(analysis: Analysis) -> Table | None:
     means = averages(compared(analysis))
     means = means[means["datasets"] > 1]
-    if means.empty:
-        return None
     columns = (
         column_of("images", means["images"], "text"),
         column_of("datasets", _marked(means, "datasets"), "text"),
-        *(column_of(name, means[name], "text") for name in ("method", "setting", "protocol")),
+        *columns_of(means, "text", "method", "setting", "protocol"),
         *(column_of(name.upper(), means[name], "number") for name in SCORES.values()),
     )
     caption = "Means over the datasets at hand, of the methods that have all of them."
-    return Table(caption, columns)
+    return None if means.empty else Table(caption, columns)
 
 
 TABLES = aggregates(

@@ -10,17 +10,17 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.benchmark import Benchmark, Start
 from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked, Evaluation, Member
+from benchmd_ray.evaluation.registry import named_by
 from benchmd_ray.modality.modalities import Modality
-from benchmd_ray.runs.predictions import Form, Predictions
+from benchmd_ray.runs.predictions import Form
 from benchmd_ray.settings.definition import Settings, updated
 
 if TYPE_CHECKING:
-    import pandas as pd
     import pyarrow as pa
 
 NETWORK = "monai-densenet121"
@@ -84,10 +84,9 @@ def _compute_released(asked: Asked) -> pa.Table:
     return detected(asked, RELEASED)
 
 
-def _compute_tuned(asked: Asked) -> pa.Table:
-    from benchmd_ray.benchmarks.ood.search import searched
-
-    return searched(asked)
+def _later(path: str, *arguments: Any) -> Any:
+    """What a function gives that is imported where it is called: it takes PyTorch along."""
+    return named_by(f"{__name__}.{path}")(*arguments)
 
 
 def _current(schema: pa.Schema) -> bool:
@@ -118,18 +117,6 @@ def tuned_by(trials: int) -> Evaluation:
     return replace(TUNED, compute=partial(searched, trials=trials), current=current)
 
 
-def _fault(predictions: Predictions) -> str:
-    from benchmd_ray.benchmarks.ood.table import fault
-
-    return fault(predictions)
-
-
-def _scores(predictions: Predictions, resamples: int) -> pd.DataFrame:
-    from benchmd_ray.benchmarks.ood.scores import score_rows
-
-    return score_rows(predictions, resamples)
-
-
 def _declared(
     name: str,
     version: int,
@@ -139,9 +126,9 @@ def _declared(
     planned: bool = False,
 ) -> Evaluation:
     return Evaluation(
-        Form(name, version, _fault),
+        Form(name, version, partial(_later, "table:fault")),
         compute,
-        _scores,
+        partial(_later, "scores:score_rows"),
         roles=("source",),
         also=_also,
         passes=60.0,
@@ -153,7 +140,7 @@ def _declared(
 DETECTION = _declared("ood", 3, _compute, _current, planned=True)
 AS_RELEASED = _declared("ood-released", 2, _compute_released, _of_cards)
 """The paper's detectors as its code calibrates and scores them."""
-TUNED = _declared("ood-tuned", 2, _compute_tuned, _of_cards)
+TUNED = _declared("ood-tuned", 2, partial(_later, "search:searched"), _of_cards)
 """Detectors with hyperparameters that a search found, next to those with the papers'."""
 EVALUATIONS = {evaluation.name: evaluation for evaluation in (DETECTION, AS_RELEASED, TUNED)}
 BENCHMARK = Benchmark(

@@ -45,12 +45,14 @@ def conformed(record: Recorded, to: Signal) -> Values:
         volts = VOLTS.get(signal.unit, 1.0) / VOLTS.get(to.unit, 1.0)
         shared = {signal.unit, to.unit} <= VOLTS.keys()
         return resized(_channels(values, to) * np.float32(volts if shared else 1.0), _extent(to))
-    grey = _grey(values, signal)
+    low, high = _limits(signal)
+    grey = np.asarray(np.clip((values - low) / (high - low), 0, 1), np.float32)
     if len(signal.axes) > len(to.axes):
         grey = grey[:, grey.shape[1] // 2]
     elif len(signal.axes) < len(to.axes):
         grey = np.repeat(grey[:, None], to.stored_shape[1], axis=1)
-    return _shown(resized(_channels(grey, to), _extent(to)), to)
+    low, high = _limits(to)
+    return np.asarray(low + (high - low) * resized(_channels(grey, to), _extent(to)), np.float32)
 
 
 def recorded(
@@ -119,13 +121,3 @@ def _limits(signal: Signal) -> tuple[float, float]:
     if signal.dtype == "int16" and isinstance(parameters, Range):
         return parameters.low, parameters.high
     return 0.0, LARGEST
-
-
-def _grey(values: Values, signal: Signal) -> Values:
-    low, high = _limits(signal)
-    return np.asarray(np.clip((values - low) / (high - low), 0, 1), np.float32)
-
-
-def _shown(grey: Values, signal: Signal) -> Values:
-    low, high = _limits(signal)
-    return np.asarray(low + (high - low) * grey, np.float32)

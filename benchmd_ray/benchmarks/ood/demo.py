@@ -124,21 +124,17 @@ def demo_plan(catalogs: Mapping[str, Sequence[Catalog]]) -> Plan:
             evaluated=DETECTION.name,
         )
         plans.append(make_plan(choice, tflops=TFLOPS))
-    items = tuple(_brief(item) for plan in plans for item in plan.items)
-    return Plan(items, plans[0].basis, tuple(note for plan in plans for note in plan.notes))
+    items = (item for plan in plans for item in plan.items)
+    brief = (replace(item, step=Evaluate(BRIEF)) if _detects(item) else item for item in items)
+    return Plan(tuple(brief), plans[0].basis, tuple(note for plan in plans for note in plan.notes))
 
 
 def _unrelated(name: str, catalogs: Mapping[str, Sequence[Catalog]]) -> list[Catalog]:
     names = list(catalogs)
     place = names.index(name)
     others = (catalogs[other][-1] for other in (*names[place + 1 :], *names[:place]))
-    return [catalog for catalog in others if conformable(catalog.signal, catalogs[name][0].signal)][
-        :1
-    ]
-
-
-def _brief(item: Item) -> Item:
-    return replace(item, step=Evaluate(BRIEF)) if _detects(item) else item
+    signal = catalogs[name][0].signal
+    return [catalog for catalog in others if conformable(catalog.signal, signal)][:1]
 
 
 def _detects(item: Item) -> bool:

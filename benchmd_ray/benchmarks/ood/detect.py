@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from benchmd_ray.benchmarks.ood.cards import digest_of_use_cases
@@ -64,30 +63,21 @@ def scored_table(
 ) -> pa.Table:
     """Scores of all sets by detectors that are fitted and calibrated."""
     abnormal = inside_records.abnormal(normal_classes(asked.catalog.card))
-    test = detectors.seen(inside_records.scored)
+    inside_columns = {"set": IN, "abnormal": abnormal.tolist()}
+    calibrating, test = inside_records.calibrating, detectors.seen(inside_records.scored)
+    in_calibration = {"set": IN, "part": "calibration"}
     blocks = [
-        _inside_block(detectors, inside_records.calibrating, "calibration", None),
-        _inside_block(detectors, inside_records.scored, "test", abnormal),
+        _block(detectors, calibrating, detectors.seen(calibrating), in_calibration),
+        _block(detectors, inside_records.scored, test, inside_columns, has_pictures=True),
         *_coarse_blocks(detectors, inside_records, sets),
     ]
-    inside_columns = {"set": IN, "abnormal": abnormal.tolist()}
     blocks += _calibrated(
         detectors, inside_records.scored, test, lambda _: "calibrated", inside_columns
     )
     display = progress("asking detectors", len(sets), "sets")
     for number, out_set in enumerate(sets, 1):
         if sum(map(len, out_set.scored)):
-            seen = detectors.seen(out_set.scored, out_set)
-            blocks += [
-                _block(detectors, out_set, seen),
-                *_calibrated(
-                    detectors,
-                    out_set.scored,
-                    seen,
-                    partial(Draw.regime, out_set=out_set),
-                    _of_set(out_set),
-                ),
-            ]
+            blocks += _out_blocks(detectors, out_set)
         display.update(number)
     display.close()
     about = {
@@ -101,15 +91,7 @@ def scored_table(
         "coarse": {out_set.name: _extent(out_set) for out_set in sets if out_set.extent},
         "shape": list(detectors.observer.shown_shape),
     }
-    limits = {
-        name: {
-            draw: inside_records[name].threshold
-            for draw, inside_records in detectors.learned.items()
-            if name in inside_records
-        }
-        for name in detectors.methods
-    }
-    return _table(blocks, limits, about)
+    return _table(blocks, detectors, about)
 
 
 def _without_records(sets: Sequence[OutSet]) -> dict[str, str]:
@@ -129,31 +111,25 @@ def _keys(records: Sequence[SplitRecords]) -> dict[str, list[Any]]:
     return {column: [name for part in records for name in part.ids(column)] for column in columns}
 
 
-def _uncalibrated(detectors: Detectors, seen: Seen, ids: Sequence[str]) -> dict[str, Floats]:
-    return {
-        name: detectors.scores(name, detectors.states[name], seen, ids)
-        for name in detectors.uncalibrated
-    }
-
-
-def _inside_block(
+def _block(
     detectors: Detectors,
     records: Sequence[SplitRecords],
-    part: str,
-    abnormal: npt.NDArray[np.bool_] | None,
+    seen: Seen,
+    columns: ScoreColumns,
+    *,
+    pictures_of: OutSet | None = None,
+    has_pictures: bool = False,
+    has_logits: bool = True,
 ) -> ScoreColumns:
-    keys, seen = _keys(records), detectors.seen(records)
-    scores = _uncalibrated(detectors, seen, keys["record_id"])
-    return {
-        **keys,
-        "part": part,
-        "set": IN,
-        "abnormal": None if abnormal is None else abnormal.tolist(),
-        "regime": "none",
-        "logits": seen.logits,
-        "picture": _gallery(detectors, records, None, scores) if part == "test" else None,
-        **scores,
+    """Rows of records that detectors score as they were fitted."""
+    keys = _keys(records)
+    scores = {
+        name: detectors.scores(name, detectors.states[name], seen, keys["record_id"])
+        for name in detectors.uncalibrated
     }
+    pictures = _gallery(detectors, records, pictures_of, scores) if has_pictures else None
+    more = {"logits": seen.logits if has_logits else None, "picture": pictures}
+    return {**keys, "part": "test", "regime": "none", **columns, **more, **scores}
 
 
 def _extent(out_set: OutSet) -> str:
@@ -166,34 +142,23 @@ def _coarse_blocks(
     """In-distribution records as coarse as sets that are coarser: each extent once."""
     for extent in dict.fromkeys(out_set.extent for out_set in sets if out_set.extent):
         alike = OutSet("", "shifted", (), inside_records.scored, coarse(extent), 1, extent=extent)
-        keys, seen = _keys(inside_records.scored), detectors.seen(inside_records.scored, alike)
-        scores = _uncalibrated(detectors, seen, keys["record_id"])
-        where = {"part": "test", "set": IN, "regime": "none", "alike": _extent(alike)}
-        yield {**keys, **where, **scores}
+        seen = detectors.seen(inside_records.scored, alike)
+        where = {"set": IN, "alike": _extent(alike)}
+        yield _block(detectors, inside_records.scored, seen, where, has_logits=False)
 
 
-def _block(detectors: Detectors, out_set: OutSet, seen: Seen) -> ScoreColumns:
-    keys = _keys(out_set.scored)
-    scores = _uncalibrated(detectors, seen, keys["record_id"])
-    last = out_set.fault is None or out_set.severity == out_set.fault.severities[-1]
-    return {
-        **keys,
-        **_of_set(out_set),
-        "part": "test",
-        "regime": "none",
-        "logits": seen.logits,
-        "picture": _gallery(detectors, out_set.scored, out_set, scores) if last else None,
-        **scores,
-    }
-
-
-def _of_set(out_set: OutSet) -> ScoreColumns:
-    return {
+def _out_blocks(detectors: Detectors, out_set: OutSet) -> Iterator[ScoreColumns]:
+    records, seen = out_set.scored, detectors.seen(out_set.scored, out_set)
+    columns = {
         "set": out_set.name,
         "use_case": out_set.use_case,
         "severity": out_set.severity,
         "control": out_set.control,
     }
+    pictures = out_set.is_most_severe
+    yield _block(detectors, records, seen, columns, pictures_of=out_set, has_pictures=pictures)
+    regime = partial(Draw.regime, out_set=out_set)
+    yield from _calibrated(detectors, records, seen, regime, columns)
 
 
 def _gallery(
@@ -238,10 +203,13 @@ def _calibrated(
 
 
 def _table(
-    blocks: Iterable[ScoreColumns],
-    limits: Mapping[str, Mapping[str, float]],
-    about: Mapping[str, Any],
+    blocks: Iterable[ScoreColumns], detectors: Detectors, about: Mapping[str, Any]
 ) -> pa.Table:
+    learned = detectors.learned.items()
+    limits = {
+        name: {draw: of_draw[name].threshold for draw, of_draw in learned if name in of_draw}
+        for name in detectors.methods
+    }
     fields = [
         pa.field(name, kind, metadata={ABOUT: json.dumps(about)} if name == "set" else None)
         for name, kind in KEYS.items()

@@ -86,8 +86,7 @@ def representatives(sets: Sequence[OutSet]) -> list[OutSet]:
     """The set of each kind that calibrates: of faults the most severe, none that is too small."""
     kinds: dict[tuple[str, str], OutSet] = {}
     for out_set in sets:
-        last = out_set.fault is None or out_set.severity == out_set.fault.severities[-1]
-        if out_set.use_case != "shifted" and out_set.learnable and last:
+        if out_set.use_case != "shifted" and out_set.learnable and out_set.is_most_severe:
             kinds[out_set.use_case, out_set.kind] = out_set
     return [*kinds.values()]
 
@@ -106,11 +105,7 @@ def _shared(sets: list[OutSet], unrelated: bool) -> list[tuple[OutSet, ...]]:
 
 
 def calibrated(
-    method: Detector,
-    state: State,
-    calibration: Calibration,
-    patients: Sequence[str],
-    bank: Bank,
+    method: Detector, state: State, calibration: Calibration, patients: Sequence[str], bank: Bank
 ) -> tuple[State, float]:
     """A detector that learned from four fifths of the patients, and its threshold by the others.
 

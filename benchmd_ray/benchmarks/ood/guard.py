@@ -35,12 +35,7 @@ from benchmd_ray.data.records import decode_signals
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.evaluation.evaluation import Asked
 from benchmd_ray.files.atomic import replacing, sha256
-from benchmd_ray.files.integrity import (
-    Damaged,
-    read_hashed_json,
-    require_sha256,
-    write_hashed_json,
-)
+from benchmd_ray.files.integrity import Damaged, read_hashed_json, require_sha256, write_hashed_json
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.runs.files import RUN
 from benchmd_ray.schema.typed import Count, Finite
@@ -259,7 +254,8 @@ def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location,
     """Verdicts on catalogs, files and folders, each with its path and read once."""
     read: set[Location] = set()
     for path in paths:
-        if not _is_file(path) and MANIFEST in entries(path)[0]:
+        is_file = isinstance(path, Path) and path.is_file()
+        if not is_file and MANIFEST in entries(path)[0]:
             if path.resolve() not in read:
                 yield from ((path, verdict) for verdict in of_catalog(guard, open_catalog(path)))
             read.add(path.resolve())
@@ -272,10 +268,6 @@ def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location,
         new = [name for name, place in zip(names, places, strict=True) if place not in read]
         read.update(places)
         yield from ((path, verdict) for verdict in of_files(guard, path, new))
-
-
-def _is_file(path: Location) -> bool:
-    return isinstance(path, Path) and path.is_file()
 
 
 def ignored(guard: Guard, paths: Sequence[Location]) -> Counter[str]:

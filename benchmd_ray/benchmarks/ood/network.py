@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.benchmarks.ood.methods.method import Head, Seen
-from benchmd_ray.benchmarks.ood.methods.odin import STEPS, TEMPERATURES
+from benchmd_ray.benchmarks.ood.methods.outputs import STEPS, TEMPERATURES
 from benchmd_ray.benchmarks.ood.methods.pretrained import NAME as PRETRAINED
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.normalise import normaliser
@@ -130,26 +130,20 @@ class Network:
             torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.worker.device)
             for array in (values, scales, sizes)
         ]
-        place = self.worker.device
-        return normaliser(self.signal, self.about["statistics"], place)(*tensors)
+        normalise = normaliser(self.signal, self.about["statistics"], self.worker.device)
+        return normalise(*tensors)
 
-    def quantities(
-        self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
-    ) -> npt.NDArray[np.float32]:
+    def quantities(self, *batch: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Quantities of records of `normalised` one after the other: (records, values)."""
-        values_by_name = self._of(self.normalised(values, scales, sizes))
-        flat = [values_by_name[name].reshape(len(values), -1).float().cpu() for name in self.shapes]
+        values_by_name = self._of(self.normalised(*batch))
+        flat = [values_by_name[name].flatten(1).float().cpu() for name in self.shapes]
         return np.asarray(torch.cat(flat, dim=1).numpy(), np.float32)
 
     def seen(self, rows: npt.NDArray[np.float32]) -> Seen:
-        parts: dict[str, npt.NDArray[np.float32]] = {}
-        start = 0
-        for name, shape in self.shapes.items():
-            stop = start + prod(shape)
-            parts[name] = rows[:, start:stop].reshape(len(rows), *shape)
-            start = stop
-        features, logits = parts.pop("features"), parts.pop("logits")
-        return Seen(features, logits, parts)
+        ends = np.cumsum([prod(shape) for shape in self.shapes.values()])
+        columns = zip(self.shapes.items(), np.split(rows, ends[:-1], axis=1), strict=True)
+        parts = {name: part.reshape(len(rows), *shape) for (name, shape), part in columns}
+        return Seen(parts.pop("features"), parts.pop("logits"), parts)
 
     @property
     def parts(self) -> dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]]:

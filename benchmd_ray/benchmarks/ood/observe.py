@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,7 @@ class NetworkObserver:
         """Outputs of the network for records, in their order."""
         network = self.network
         about = {"quantities": {name: list(shape) for name, shape in network.shapes.items()}}
-        ask, width = network.quantities, network.values
-        parts = [self._kept(part, of, ask, about, width) for part in records]
-        quantities = np.concatenate(parts)
+        quantities = self._kept(records, of, network.quantities, about, (network.values,))
         _require_finite(quantities, records)
         return network.seen(quantities)
 
@@ -67,11 +66,8 @@ class NetworkObserver:
         self, records: Sequence[SplitRecords], of: OutSet | None = None
     ) -> npt.NDArray[np.float32]:
         """Small pictures of records as the network sees them: (records, channels, …)."""
-        zeros, about = torch.zeros(1, *self.network.signal.input_shape), {"pixels": True}
-        shape = tuple(small(zeros).shape[1:])
-        width = int(np.prod(shape))
-        parts = [self._kept(part, of, self._pictures, about, width) for part in records]
-        return np.concatenate(parts).reshape(-1, *shape)
+        shape = tuple(small(torch.zeros(1, *self.network.signal.input_shape)).shape[1:])
+        return self._kept(records, of, partial(pictures, self.network), {"pixels": True}, shape)
 
     def asked(
         self,
@@ -89,13 +85,11 @@ class NetworkObserver:
         def ask(*batch: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
             assert method.asks is not None
             answers = method.asks(network, state, network.normalised(*batch))
-            return np.asarray(answers.float().cpu().numpy(), np.float32).reshape(len(batch[0]), -1)
+            return np.asarray(answers.float().cpu().numpy(), np.float32)
 
         source = self.sources.get(method.name, "")
         about = {"detector": method.name, "state": digest_of(state), "source": source}
-        width = int(np.prod(shape))
-        parts = [self._kept(part, of, ask, about, width) for part in records]
-        return np.concatenate(parts).reshape(-1, *shape)
+        return self._kept(records, of, ask, about, shape)
 
     @cached_property
     def shown_shape(self) -> tuple[int, ...]:
@@ -129,6 +123,18 @@ class NetworkObserver:
 
     def _kept(
         self,
+        records: Sequence[SplitRecords],
+        of: OutSet | None,
+        ask: Callable[..., npt.NDArray[np.float32]],
+        about: Mapping[str, Any],
+        shape: tuple[int, ...],
+    ) -> npt.NDArray[np.float32]:
+        """Answers for batches of records, (records, *shape), kept in the cache by ``about``."""
+        parts = [self._of_split(part, of, ask, about, prod(shape)) for part in records]
+        return np.concatenate(parts).reshape(-1, *shape)
+
+    def _of_split(
+        self,
         records: SplitRecords,
         of: OutSet | None,
         ask: Callable[..., npt.NDArray[np.float32]],
@@ -157,16 +163,11 @@ class NetworkObserver:
         def encode() -> npt.NDArray[np.float32]:
             size = evaluation_batch(network.model.encoder)
             batches = _batches(records, network.signal, of, size)
-            answers = [ask(*batch) for batch in batches]
+            answers = [ask(*batch).reshape(len(batch[0]), -1) for batch in batches]
             return np.concatenate(answers) if answers else np.empty((0, width), np.float32)
 
         kept = replace(store, about=decides, width=width)
         return kept.features(records.split, records.rows, encode, False)
-
-    def _pictures(
-        self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
-    ) -> npt.NDArray[np.float32]:
-        return pictures(self.network, values, scales, sizes).reshape(len(values), -1)
 
 
 def digest_of(state: State) -> str:
@@ -178,12 +179,9 @@ def digest_of(state: State) -> str:
     return hashed.hexdigest()
 
 
-def pictures(
-    network: Network, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
-) -> npt.NDArray[np.float32]:
-    """Small pictures of records as a network sees them; arguments as of `Network.quantities`."""
-    signals = network.normalised(values, scales, sizes).float()
-    return np.asarray(small(signals).cpu().numpy(), np.float32)
+def pictures(network: Network, *batch: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Small pictures of records as a network sees them; arguments as of `Network.normalised`."""
+    return np.asarray(small(network.normalised(*batch).float()).cpu().numpy(), np.float32)
 
 
 def _require_finite(quantities: npt.NDArray[np.float32], records: Sequence[SplitRecords]) -> None:

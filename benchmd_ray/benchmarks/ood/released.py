@@ -3,7 +3,7 @@
 Heads, losses, optimisers, epochs and the choice of the epoch by accuracy are those of the code; its
 faults are not: records that calibrate are of other patients than those that are scored, and an
 epoch is chosen by other patients than the head learns from. ALI is excluded. Steps of the input are
-in standard deviations of a record, of the grid of `methods.odin`.
+in standard deviations of a record, of the grid of `methods.outputs`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmd_ray.benchmarks.ood.methods import (
-    autoencoder,
-    binary_classifier,
-    binary_network,
-    feature_knn,
-    mahalanobis_layers,
-    mahalanobis_per_class,
-    msp,
-)
+from benchmd_ray.benchmarks.ood.methods import autoencoder, binary_network, classifiers, gaussian
 from benchmd_ray.benchmarks.ood.methods.formulas import drawn
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
@@ -39,8 +31,8 @@ from benchmd_ray.benchmarks.ood.methods.method import (
     State,
     nothing,
 )
-from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
-from benchmd_ray.benchmarks.ood.methods.odin import STEPS
+from benchmd_ray.benchmarks.ood.methods.neighbours import flat_pictures, nearest
+from benchmd_ray.benchmarks.ood.methods.outputs import STEPS, msp
 
 BATCH = 64
 Values = npt.NDArray[np.float32]
@@ -235,14 +227,12 @@ def _odin(state: State, seen: Seen, head: Head) -> Values:
 
 
 def _pixels(state: State, seen: Seen, head: Head, *, k: int) -> Values:
-    pictures = seen.more["pixels"].reshape(len(seen), -1)
-    return nearest(state["records"], pictures, k).astype(np.float32)
+    return nearest(state["records"], flat_pictures(seen), k).astype(np.float32)
 
 
 def _all_pixels(bank: Bank) -> State:
     """Pictures of all records: the code does not draw a thousand."""
-    pictures = bank.seen.more["pixels"]
-    return {"records": pictures.reshape(len(pictures), -1)}
+    return {"records": flat_pictures(bank.seen)}
 
 
 def _codes(
@@ -254,10 +244,10 @@ def _codes(
 
 def _classes(bank: Bank, *, only_last: bool) -> State:
     state: State = {}
-    for name, values in mahalanobis_layers.layers_of(bank.seen).items():
+    for name, values in gaussian.layers_of(bank.seen).items():
         if name == "features" or not only_last:
             layer = Bank(Seen(values, bank.seen.logits), bank.targets, bank.head)
-            fitted = mahalanobis_per_class.fit(layer)
+            fitted = gaussian.fit_per_class(layer)
             state |= {f"{name}/{key}": array.astype(np.float32) for key, array in fitted.items()}
     return state
 
@@ -292,19 +282,19 @@ def _released() -> tuple[Detector, ...]:
     kinds = autoencoder.KINDS
     pixels: dict[str, Any] = {"needs": ("pixels",)}
     methods: list[Detector] = [
-        _with_head("released-msp", "probability threshold", THRESHOLD, once=_column(msp.score)),
+        _with_head("released-msp", "probability threshold", THRESHOLD, once=_column(msp)),
         _with_head("released-odin", "ODIN", SLOWER, once=_odin, needs=("odin",)),
         _with_head(
             "released-score-svm", "score SVM", MACHINE, once=lambda state, seen, head: seen.logits
         ),
-        replace(binary_classifier.METHOD, threshold=0.0),
+        replace(classifiers.BINARY, threshold=0.0),
         replace(binary_network.METHOD, threshold=0.0),
         _with_head(
             "released-feature-knn",
             "feature KNN",
             MACHINE,
-            fit=feature_knn.fit,
-            once=feature_knn.once,
+            fit=classifiers.fit_features,
+            once=classifiers.nearest_feature,
         ),
         *(
             _with_head(
@@ -313,7 +303,7 @@ def _released() -> tuple[Detector, ...]:
                 LOGISTIC,
                 fit=partial(_classes, only_last=only_last),
                 asks=_stepped,
-                needs=() if only_last else (mahalanobis_layers.LAYER,),
+                needs=() if only_last else (gaussian.LAYER,),
             )
             for only_last in (True, False)
         ),

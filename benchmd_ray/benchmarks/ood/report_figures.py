@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,20 +14,18 @@ from benchmd_ray.benchmarks.ood.methods import USUAL
 from benchmd_ray.benchmarks.ood.report import HEADING, title_of
 from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, StudiedNetwork, frame, networks
 from benchmd_ray.benchmarks.ood.table import ALL, IN, about
+from benchmd_ray.errors import count_of
 from benchmd_ray.files.atomic import slug as slug_of
 from benchmd_ray.report.canvas import TechniqueLook
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid, technique_legend
 from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled, techniques_of
 
-COLOURS = {"none": "#0072B2", "other-sources": "#D55E00", "same-source": "#999999"}
-MARKERS = {"none": "o", "other-sources": "s", "same-source": "^"}
 REGIMES = {
-    "none": "not calibrated",
-    "other-sources": "calibrated on other-sources",
-    "same-source": "calibrated on same-source",
+    "none": ("not calibrated", TechniqueLook("#0072B2", "o", "-"), 0.0),
+    "other-sources": ("calibrated on other-sources", TechniqueLook("#D55E00", "s", "-"), 0.15),
+    "same-source": ("calibrated on same-source", TechniqueLook("#999999", "^", "-"), -0.15),
 }
-APART = {"none": 0.0, "other-sources": 0.15, "same-source": -0.15}
-"""Where intervals of a detector are on its line, so that none hides another."""
+"""Title and look of each, and its offset from a detector's line, so that none hides another."""
 
 
 def draw(report: FigureContext) -> Iterator[Drawn]:
@@ -63,28 +62,19 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
     figure, panels = grid(title, len(cases), columns=3, row=0.17 * len(order) + 0.9)
     for axes, case in zip(panels, cases, strict=True):
         cells = means[means["use_case"] == case]
-        for regime, colour in COLOURS.items():
+        for regime, (calibration, look, apart) in REGIMES.items():
             some = cells[cells["regime"] == regime]
-            places = [order.index(name) + APART[regime] for name in some["method"]]
-            ends = np.stack([some["auroc"] - some["low"], some["high"] - some["auroc"]])
-            axes.errorbar(
-                some["auroc"],
-                places,
-                xerr=np.nan_to_num(ends).clip(min=0),
-                fmt=MARKERS[regime],
-                color=colour,
-                markersize=4,
-                linewidth=1,
-                label=REGIMES[regime],
-            )
-        axes.axvline(0.5, color=FAINT, linewidth=1, zorder=0)
-        axes.set_yticks(range(len(order)), [title_of(name) for name in order], fontsize=SMALL)
+            places = [order.index(name) + apart for name in some["method"]]
+            distances = [some["auroc"] - some["low"], some["high"] - some["auroc"]]
+            ends = np.nan_to_num(np.stack(distances))
+            marks: dict[str, Any] = {"fmt": look.marker, "color": look.colour, "label": calibration}
+            marks |= {"markersize": 4, "linewidth": 1, "xerr": ends.clip(min=0)}
+            axes.errorbar(some["auroc"], places, **marks)
         axes.set_ylim(-1, len(order))
-        axes.set_xlim(0, 1.02)
-        axes.set_xlabel("AUROC")
-        axes.set_title(f"{case} ({_sets(cells)})", fontsize=9)
-    drawn = [regime for regime in COLOURS if regime in set(means["regime"])]
-    looks = {REGIMES[name]: TechniqueLook(COLOURS[name], MARKERS[name], "-") for name in drawn}
+        sets = count_of(int(cells["sets"].max()), "set")
+        _auroc_axes(axes, list(map(title_of, order)), f"{case} ({sets})")
+    drawn = set(means["regime"])
+    looks = {text: look for name, (text, look, _) in REGIMES.items() if name in drawn}
     technique_legend(figure, list(looks), looks)
     caption = (
         "Mean over the sets of each use-case, with 95 % intervals over patients and seeds where "
@@ -92,6 +82,15 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
         "score out-of-distribution records lower than in-distribution ones."
     )
     yield Titled(f"detectors-{slug}", HEADING, title, caption, figure, aggregate=True)
+
+
+def _auroc_axes(axes: Axes, names: Sequence[str], title: str) -> None:
+    """A named line each, and a line at chance."""
+    axes.axvline(0.5, color=FAINT, linewidth=1, zorder=0)
+    axes.set_yticks(range(len(names)), names, fontsize=SMALL)
+    axes.set_xlim(0, 1.02)
+    axes.set_xlabel("AUROC")
+    axes.set_title(title, fontsize=9)
 
 
 def _best(rows: pd.DataFrame, cases: list[str]) -> str:
@@ -104,32 +103,22 @@ def _best(rows: pd.DataFrame, cases: list[str]) -> str:
     return "highest AUROC without calibration: " + ", ".join(highest)
 
 
-def _sets(rows: pd.DataFrame) -> str:
-    count = int(rows["sets"].max())
-    return f"{count} set" + ("" if count == 1 else "s")
-
-
 def _heat(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
     cells = rows[(rows["group"] != ALL) & (rows["regime"] == "none")]
     if cells.empty:
         return
-    names = cells["group"] + np.where(
-        cells["severity"] > 0, " " + cells["severity"].astype(str), ""
-    )
-    cells = cells.assign(
-        place=cells["use_case"].map({c: i for i, c in enumerate(CASES)}), set=names
-    )
+    severity = " " + cells["severity"].astype(str)
+    names = cells["group"] + severity.where(cells["severity"] > 0, "")
+    cells = cells.assign(place=cells["use_case"].map(CASES.index), set=names)
     table = cells.pivot_table(index=["place", "use_case", "set"], columns="method", values="auroc")
     table = table.reindex(columns=table.mean().sort_values(ascending=False).index)
     title = f"{label}: AUROC of each detector on each set"
     figure, (axes,) = grid(title, 1, columns=1, row=0.16 * len(table) + 1.4)
     picture = axes.imshow(table.to_numpy(), vmin=0, vmax=1, cmap="RdBu", aspect="auto")
-    axes.set_xticks(
-        range(table.shape[1]), [title_of(str(name)) for name in table], rotation=90, fontsize=6
-    )
-    axes.set_yticks(
-        range(len(table)), [f"{case}: {name}" for _, case, name in table.index], fontsize=6
-    )
+    detectors = [title_of(str(name)) for name in table]
+    sets = [f"{case}: {name}" for _, case, name in table.index]
+    axes.set_xticks(range(len(detectors)), detectors, rotation=90, fontsize=6)
+    axes.set_yticks(range(len(sets)), sets, fontsize=6)
     axes.grid(visible=False)
     figure.colorbar(picture, ax=axes, label="AUROC", fraction=0.02)
     caption = (
@@ -140,9 +129,8 @@ def _heat(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
 
 
 def _alarms(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
-    alarms = rows[
-        (rows["use_case"] == "shifted") & (rows["group"] != ALL) & (rows["regime"] == "none")
-    ]
+    alarms = rows[(rows["use_case"] == "shifted") & (rows["group"] != ALL)]
+    alarms = alarms[alarms["regime"] == "none"]
     if alarms.empty:
         return
     order = alarms.groupby("method")["rejected"].mean().sort_values().index.tolist()
@@ -152,11 +140,9 @@ def _alarms(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
     for axes, name in zip(panels, sets, strict=True):
         some = alarms[alarms["group"] == name]
         places = [order.index(method) for method in some["method"]]
-        axes.barh(places, some["rejected"], color=COLOURS["none"], height=0.7)
+        axes.barh(places, some["rejected"], color=REGIMES["none"][1].colour, height=0.7)
         axes.axvline(0.05, color="black", linewidth=0.8, linestyle="--")
-        axes.set_yticks(
-            range(len(order)), [title_of(detector) for detector in order], fontsize=SMALL
-        )
+        axes.set_yticks(range(len(order)), list(map(title_of, order)), fontsize=SMALL)
         axes.set_xlim(0, 1)
         axes.set_xlabel("share rejected")
         axes.set_title(f"{name} ({int(some['out'].iloc[0]):,} records)", fontsize=9)
@@ -241,11 +227,7 @@ def _pretrainings(rows: pd.DataFrame, report: FigureContext) -> Iterator[Drawn]:
                 for _, row in here.iterrows():
                     axes.plot(row["auroc"], number, "o", color=report.looks[name].colour)
                     axes.hlines(number, row["low"], row["high"], color=report.looks[name].colour)
-            axes.axvline(0.5, color=FAINT, linewidth=1, zorder=0)
-            axes.set_yticks(range(len(names)), names, fontsize=SMALL)
-            axes.set_xlim(0, 1.02)
-            axes.set_xlabel("AUROC")
-            axes.set_title(case, fontsize=9)
+            _auroc_axes(axes, names, case)
         caption = (
             "Mean over the sets of each use-case, with 95 % intervals over patients and seeds "
             "where there are enough patients; one detector, which was not chosen by its results. "

@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.ood import EVALUATIONS, TUNED
-from benchmd_ray.benchmarks.ood.scores import (
-    RESAMPLES,
-    ScoredSet,
-    Where,
-    ensemble,
-    mean_of,
-    scored,
-)
+from benchmd_ray.benchmarks.ood.scores import RESAMPLES, ScoredSet, Where, ensemble, mean_of, scored
 from benchmd_ray.benchmarks.ood.sets import FEWEST
 from benchmd_ray.benchmarks.ood.table import ALL, about
 from benchmd_ray.errors import BenchmdError
@@ -65,7 +58,7 @@ class StudiedNetwork:
             joint = ensemble(seeds)
         except BenchmdError:  # such as seeds of catalogs that were built again in between
             return {}
-        return {_key(result): result for result in scored(joint, self.resamples)}
+        return _by_key(joint, self.resamples)
 
     def of(self, key: tuple[Any, ...]) -> dict[int, ScoredSet]:
         """Of each seed that has it; the ensemble counts for each of its seeds."""
@@ -76,7 +69,7 @@ class StudiedNetwork:
     @property
     def keys(self) -> list[tuple[Any, ...]]:
         """All that was scored, by `WHERE`."""
-        every = (scores for scores in (*self.seeds.values(), self.together))
+        every = (*self.seeds.values(), self.together)
         return list(dict.fromkeys(key for scores in every for key in scores))
 
     def pooled(self) -> Iterator[dict[str, Any]]:
@@ -112,18 +105,9 @@ class StudiedNetwork:
             }
 
 
-_LAST: list[tuple[Analysis, list[StudiedNetwork]]] = []
-"""The last analysis that was asked for: tables and figures ask for the same."""
-
-
+@lru_cache(maxsize=1)  # tables and figures ask for the same
 def networks(analysis: Analysis) -> list[StudiedNetwork]:
     """The networks of an analysis whose predictions were scored for detection."""
-    if not _LAST or _LAST[0][0] is not analysis:
-        _LAST[:] = [(analysis, _networks(analysis))]
-    return _LAST[0][1]
-
-
-def _networks(analysis: Analysis) -> list[StudiedNetwork]:
     rows = analysis.rows[analysis.rows["evaluation"].isin(list(EVALUATIONS))]
     by_key: dict[tuple[str, ...], StudiedNetwork] = {}
     folders = {run.folder.name: run.folder for run in analysis.runs}
@@ -139,18 +123,19 @@ def _networks(analysis: Analysis) -> list[StudiedNetwork]:
             except BenchmdError:  # the rows' notes name it
                 continue
             also = predictions.description["also"]
-            network = by_key.setdefault(
-                (*key, also), StudiedNetwork(names, {}, {}, analysis.resamples, also)
-            )
+            new = StudiedNetwork(names, {}, {}, analysis.resamples, also)
+            network = by_key.setdefault((*key, also), new)
             network.predictions[int(seed)] = predictions
-            network.seeds[int(seed)] = {
-                _key(result): result for result in scored(predictions, analysis.resamples)
-            }
+            network.seeds[int(seed)] = _by_key(predictions, analysis.resamples)
     return [network for network in by_key.values() if network.seeds]
 
 
 def _key(result: ScoredSet) -> tuple[Any, ...]:
     return tuple(getattr(result.where, name) for name in WHERE)
+
+
+def _by_key(predictions: Predictions, resamples: int) -> dict[tuple[Any, ...], ScoredSet]:
+    return {_key(result): result for result in scored(predictions, resamples)}
 
 
 def frame(analysis: Analysis) -> pd.DataFrame:
@@ -221,15 +206,10 @@ def _by_seed(network: StudiedNetwork) -> dict[tuple[Any, ...], dict[int, ScoredS
 
 
 def _with_holm(rows: list[dict[str, Any]], more: Sequence[str] = ()) -> pd.DataFrame:
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for row in rows:
-        together = tuple(row[name] for name in (*STUDY, "use_case", "regime"))
-        groups.setdefault(together, []).append(row)
-    for members in groups.values():
-        for row, p in zip(members, holm([row["p"] for row in members]), strict=True):
-            row["p_holm"] = float(p)
-    changes = ["difference", "low", "high", "p", "p_holm", "seeds", "caution"]
-    return pd.DataFrame(rows, columns=[*STUDY, *WHERE, *more, *changes])
+    changes = ("difference", "low", "high", "p", "p_holm", "seeds", "caution")
+    table = pd.DataFrame(rows, columns=[*STUDY, *WHERE, *more, *changes])
+    families = table.groupby([*STUDY, "use_case", "regime"], sort=False)
+    return table.assign(p_holm=families["p"].transform(holm))
 
 
 def compared(analysis: Analysis) -> pd.DataFrame:
@@ -315,7 +295,7 @@ def _of_tuned(network: StudiedNetwork) -> Iterator[dict[str, Any]]:
 
 def tuned_frame(predictions: Predictions) -> pd.DataFrame:
     """What a search of detectors gained, by use-case, of one run."""
-    results = {_key(result): result for result in scored(predictions)}
+    results = _by_key(predictions, RESAMPLES)
     network = StudiedNetwork(dict.fromkeys(STUDY, ""), {0: results}, {0: predictions}, RESAMPLES)
     columns = ["use_case", "method", *TUNED_COLUMNS, "difference", "low", "high", "p_holm"]
     return _with_holm([*_of_tuned(network)], TUNED_COLUMNS)[columns]
@@ -323,7 +303,5 @@ def tuned_frame(predictions: Predictions) -> pd.DataFrame:
 
 def tuned(analysis: Analysis) -> pd.DataFrame:
     """Each tuned detector minus itself with the papers' hyperparameters, on the same records."""
-    every = [
-        candidate for candidate in networks(analysis) if candidate.names["evaluation"] == TUNED.name
-    ]
+    every = [n for n in networks(analysis) if n.names["evaluation"] == TUNED.name]
     return _with_holm([row for network in every for row in _of_tuned(network)], TUNED_COLUMNS)

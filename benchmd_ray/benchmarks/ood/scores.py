@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-from scipy.special import entr
 from scipy.stats import rankdata
 
 from benchmd_ray.benchmarks.ood.measures import (
@@ -20,7 +19,7 @@ from benchmd_ray.benchmarks.ood.measures import (
     resampled_auroc,
     threshold_of,
 )
-from benchmd_ray.benchmarks.ood.methods.formulas import auroc, probabilities
+from benchmd_ray.benchmarks.ood.methods.formulas import auroc, entropy, probabilities
 from benchmd_ray.benchmarks.ood.methods.method import Floats
 from benchmd_ray.benchmarks.ood.released import balanced
 from benchmd_ray.benchmarks.ood.sets import FEWEST
@@ -176,9 +175,8 @@ def ensemble(seeds: Sequence[Predictions]) -> Predictions:
     exclusive = seeds[0].task.exclusive
     logits = [np.stack(table["logits"].to_numpy()) for table in kept]
     p = np.mean([probabilities(z, exclusive) for z in logits], axis=0)
-    entropy = (entr(p) if exclusive else entr(p) + entr(1 - p)).sum(axis=1)
     field = pa.field(ENSEMBLE, pa.float64(), metadata={THRESHOLDS: "{}"})
-    table = kept[0].select(list(KEYS)).append_column(field, pa.array(entropy))
+    table = kept[0].select(list(KEYS)).append_column(field, pa.array(entropy(p, exclusive)))
     runs = " ".join(predictions.description.get("of", "") for predictions in seeds)
     return Predictions(table, seeds[0].description | {"of": runs})
 

@@ -84,24 +84,11 @@ class CalibrationData:
     inside: Seen
     outside: Mapping[str, Seen]
 
-    def trial(self, values: Values) -> DetectorTrial:
-        """Fit each detector with its values, and ask it about records that calibrate."""
-        aurocs: dict[str, dict[str, float]] = {}
-        for name, hyperparameters in values.items():
-            method, scores = METHODS[name], {}
-            state = method.fit(self.bank, **hyperparameters)
-            for name_of_set, seen in self.outside.items():
-                scores[name_of_set] = auroc_of(
-                    method, state, calibration(self.inside, seen), self.bank.head
-                )
-            aurocs[name] = scores
-        return DetectorTrial(values, aurocs)
-
-
-def calibration(inside: Seen, outside: Seen) -> Calibration:
-    """Records of both kinds."""
-    out = np.repeat([False, True], [len(inside), len(outside)])
-    return Calibration(joined([inside, outside]), out)
+    def against(self, *names: str) -> Calibration:
+        """What is in distribution, and these sets."""
+        sets = [self.outside[name] for name in names]
+        out = np.repeat([False, True], [len(self.inside), sum(map(len, sets))])
+        return Calibration(joined([self.inside, *sets]), out)
 
 
 def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
@@ -122,9 +109,7 @@ def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
     arrays = CalibrationData(detectors.bank, detectors.seen(inside_records.calibrating), seen)
     results = run_trials(arrays, [*detectors.methods], trials)
     detectors = _tuned(detectors, arrays, kinds, results)
-    return scored_table(
-        detectors, inside_records, sets, asked, trials=[vars(result) for result in results]
-    )
+    return scored_table(detectors, inside_records, sets, asked, list(map(vars, results)))
 
 
 def run_trials(arrays: CalibrationData, names: Sequence[str], trials: int) -> list[DetectorTrial]:
@@ -133,20 +118,21 @@ def run_trials(arrays: CalibrationData, names: Sequence[str], trials: int) -> li
     Raises:
         BenchmdError: This is a Ray task, in which trials have no room, or all of them failed.
     """
-    parameters = [
-        parameter
-        for name, parameters_of in space().items()
-        if name in names
-        for parameter in parameters_of
-    ]
-    return [
-        DetectorTrial(**parameter) for parameter in tried(one_trial, arrays, parameters, trials)
-    ]
+    searchable = space()
+    parameters = [parameter for name in names for parameter in searchable[name]]
+    return [DetectorTrial(**result) for result in tried(one_trial, arrays, parameters, trials)]
 
 
 def one_trial(config: Mapping[str, Any], arrays: CalibrationData) -> dict[str, Any]:
-    """A trial with values by name, such as ``knn.neighbours``."""
-    return vars(arrays.trial(by_detector(config)))
+    """Fit detectors with values by name, such as ``knn.neighbours``, and ask them of each set."""
+    values = by_detector(config)
+    states = {name: METHODS[name].fit(arrays.bank, **chosen) for name, chosen in values.items()}
+    aurocs: dict[str, dict[str, float]] = {name: {} for name in states}
+    for other in arrays.outside:
+        both = arrays.against(other)
+        for name, state in states.items():
+            aurocs[name][other] = auroc_of(METHODS[name], state, both, arrays.bank.head)
+    return {"values": values, "aurocs": aurocs}
 
 
 def by_detector(config: Mapping[str, Any]) -> Values:
@@ -174,18 +160,15 @@ def _tuned(
     """Detectors that are calibrated for each set on all others of its use-case."""
     draws, learned = [], {}
     for kind in kinds:
-        others = tuple(
-            other
-            for other in kinds
-            if other.use_case == kind.use_case and other.origin != kind.origin
-        )
+        alike = (other for other in kinds if other.use_case == kind.use_case)
+        others = tuple(other for other in alike if other.origin != kind.origin)
         if not others:
             continue
         draw = Draw(others, True, only_for=kind.kind)
-        seen = joined([arrays.outside[other.name] for other in others])
-        both, tuned = calibration(arrays.inside, seen), {}
+        names, tuned = [other.name for other in others], {}
+        both = arrays.against(*names)
         for name, method in detectors.methods.items():
-            values = best(trials, name, [other.name for other in others])
+            values = best(trials, name, names)
             state = method.fit(arrays.bank, **values)
             scores = method.scores(state, both.seen, arrays.bank.head)
             tuned[name] = Learned(state, best_threshold(scores, both.out))

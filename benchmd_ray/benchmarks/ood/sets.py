@@ -109,6 +109,11 @@ class OutSet:
         return self.family or self.kind
 
     @property
+    def is_most_severe(self) -> bool:
+        """Of its fault; true of a set without one."""
+        return self.fault is None or self.severity == self.fault.severities[-1]
+
+    @property
     def learnable(self) -> bool:
         """Whether enough records calibrate for a detector to learn from."""
         return sum(map(len, self.calibrating)) >= FEWEST and not self.control

@@ -124,16 +124,14 @@ def _both(
         resample = request["resample"] and side == "prediction"
         with _named(f"{side}: "):
             sides.append(_source(files_from(request[side]), task, layout, resample, notes))
-    reference, prediction = sides
-    grid = _grid(reference, prediction)
-    begin(0)
-    with _named(f"{SIDES[0]}: "):
-        first = reference.on(grid)
-    begin(1)
-    with _named(f"{SIDES[1]}: "):
-        second = prediction.on(grid)
-    notes.overlapping = second.overlapping
-    return task, first, second, grid
+    grid = _grid(*sides)
+    masks = []
+    for place, side in enumerate(SIDES):
+        begin(place)
+        with _named(f"{side}: "):
+            masks.append(sides[place].on(grid))
+    notes.overlapping = masks[1].overlapping
+    return task, masks[0], masks[1], grid
 
 
 def _grid(reference: Source, prediction: Source) -> VoxelGrid:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmd_ray.cli.group import Commands
-from benchmd_ray.cli.options import CPUS, FILE, FOLDER, Real
+from benchmd_ray.cli.options import ADDRESS, CPUS, FILE, FOLDER, Real
 from benchmd_ray.cli.report import print_table
 from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import BenchmdError, count_of
@@ -77,7 +77,7 @@ def segment() -> None:
 @click.option(
     "--gpus", type=Real(0), default=0.0, show_default=True, help="GPUs for COMMAND on each case."
 )
-@click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+@ADDRESS
 @CPUS
 def score_files(
     *,

@@ -65,10 +65,7 @@ def pairs(
     return pd.DataFrame(rows, columns=PAIRS)
 
 
-PAIRS = (
-    *("metric", "class", "a", "b", "p", "p_holm", "wins"),
-    *("difference", "low", "high", "n"),
-)
+PAIRS = (*("metric", "class", "a", "b", "p", "p_holm", "wins"), *("difference", "low", "high", "n"))
 
 
 def ranked(

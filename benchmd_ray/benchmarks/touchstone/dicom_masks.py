@@ -21,10 +21,7 @@ from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME
 from benchmd_ray.data.records import RecordError
 
 BINARY, LABELMAP = "BINARY", "LABELMAP"
-STORAGE = {
-    "1.2.840.10008.5.1.4.1.1.66.4": BINARY,
-    "1.2.840.10008.5.1.4.1.1.66.7": LABELMAP,
-}
+STORAGE = {"1.2.840.10008.5.1.4.1.1.66.4": BINARY, "1.2.840.10008.5.1.4.1.1.66.7": LABELMAP}
 """SOP classes of segmentations, and the type that is taken of each."""
 MAX_FRAMES = 2**16
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -121,34 +122,29 @@ def _upright(values: npt.NDArray[T], grid: VoxelGrid) -> npt.NDArray[T]:
 
 
 def packed(planes: Planes) -> tuple[dict[str, Any], bytes]:
-    """Planes as plain values and bytes, for another process."""
-    arrays: list[npt.NDArray[Any]] = []
-    for plane in planes.views:
-        arrays += [plane.reference.astype(np.uint8), plane.prediction.astype(np.uint8)]
-        arrays += [plane.image] if plane.image is not None else []
-    head = {
-        "planes": [
-            {"shape": plane.reference.shape, "steps": plane.steps, "image": plane.image is not None}
-            for plane in planes.views
-        ],
-        **{"volumes": planes.volumes, "window": planes.window, "note": planes.note},
-    }
-    return head, b"".join(array.tobytes() for array in arrays)
+    """Planes as plain values and arrays of NumPy's format, for another process."""
+    arrays: dict[str, Any] = {}
+    file = BytesIO()
+    for place, plane in enumerate(planes.views):
+        arrays |= {f"reference {place}": plane.reference, f"prediction {place}": plane.prediction}
+        if plane.image is not None:
+            arrays[f"image {place}"] = plane.image
+    np.savez(file, **arrays)
+    stated = {"volumes": planes.volumes, "window": planes.window, "note": planes.note}
+    return stated | {"steps": [plane.steps for plane in planes.views]}, file.getvalue()
 
 
 def unpacked(head: dict[str, Any], data: bytes | bytearray) -> Planes:
     """What `packed` packed."""
-    planes, start = [], 0
-
-    def taken(dtype: type[np.generic], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        nonlocal start
-        values = np.frombuffer(data, dtype, shape[0] * shape[1], start).reshape(shape)
-        start += values.nbytes
-        return values
-
-    for stated in head["planes"]:
-        shape = (int(stated["shape"][0]), int(stated["shape"][1]))
-        reference, prediction = (taken(np.uint8, shape) > 0 for _ in range(2))
-        image = taken(np.float32, shape) if stated["image"] else None
-        planes.append(Plane(reference, prediction, tuple(stated["steps"]), image))
-    return Planes(tuple(planes), tuple(head["volumes"]), tuple(head["window"]), head["note"])
+    with np.load(BytesIO(data), allow_pickle=False) as file:
+        arrays = dict(file)
+    views = [
+        Plane(
+            arrays[f"reference {place}"],
+            arrays[f"prediction {place}"],
+            tuple(steps),
+            arrays.get(f"image {place}"),
+        )
+        for place, steps in enumerate(head["steps"])
+    ]
+    return Planes(tuple(views), tuple(head["volumes"]), tuple(head["window"]), head["note"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -10,13 +10,7 @@ from typing import Any
 import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
-from benchmd_ray.benchmarks.touchstone.report_groups import (
-    group_pairs,
-    group_tests,
-    group_tests_frame,
-    groups,
-    groups_excluded,
-)
+from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED
 from benchmd_ray.benchmarks.touchstone.report_parts import (
     BEST,
     COMMON,
@@ -42,7 +36,7 @@ from benchmd_ray.benchmarks.touchstone.report_parts import (
 )
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.errors import count_of
-from benchmd_ray.report.columns import column_of, interval_of
+from benchmd_ray.report.columns import column_of, columns_of, interval_of
 from benchmd_ray.report.table import Column, Table, shown
 from benchmd_ray.report.tables import Declared
 
@@ -68,7 +62,22 @@ def headline_frame(comparison: Comparison) -> pd.DataFrame:
 def headline(comparison: Comparison) -> Table | None:
     rows = in_percent(headline_frame(comparison), "value", "low", "high", "own_mean", "first")
     by_cases = rows["rank_by_cases"]
-    columns = (
+    taus = ", ".join(
+        f"{comparison.scores.title(name)} {shown(tau, 'number', 2)}"
+        for name, tau in dict(zip(rows["metric"], rows["tau"], strict=True)).items()
+    )
+    count = len(comparison.scores.classes)
+    return table_with(
+        "Mean of the class means on "
+        f"{count_of(int(comparison.scores.common.sum()), 'common case')} "
+        f"({int(rows['n'].iloc[0]):,} with any class), in percent, with its interval over cases; "
+        f"the rank's is over {comparison.resamples:,} resamples of the cases. "
+        f"First: share of the resamples. Level with best: classes of {count} in which an algorithm "
+        "has the highest mean or is not significantly below it. Wins: other algorithms that it is "
+        "significantly above, over all classes. By case: rank of the mean rank within cases. Own "
+        "average: on the algorithm's own cases, as published. Kendall's τ of the resampled order "
+        f"with this one: {taus}.",
+        rows,
         metric_column(comparison, rows),
         column_of("algorithm", rows["algorithm"], "text"),
         interval_of("average [95 %]", rows, "value", digits=2),
@@ -82,23 +91,6 @@ def headline(comparison: Comparison) -> Table | None:
         *where_any(rows, "seconds", "s per volume", "number"),
         *where_any(rows, "pretrained_on", "pretrained on", "text"),
     )
-    taus = ", ".join(
-        f"{comparison.scores.title(name)} {shown(tau, 'number', 2)}"
-        for name, tau in dict(zip(rows["metric"], rows["tau"], strict=True)).items()
-    )
-    count = len(comparison.scores.classes)
-    caption = (
-        "Mean of the class means on "
-        f"{count_of(int(comparison.scores.common.sum()), 'common case')} "
-        f"({int(rows['n'].iloc[0]):,} with any class), in percent, with its interval over cases; "
-        f"the rank's is over {comparison.resamples:,} resamples of the cases. "
-        f"First: share of the resamples. Level with best: classes of {count} in which an algorithm "
-        "has the highest mean or is not significantly below it. Wins: other algorithms that it is "
-        "significantly above, over all classes. By case: rank of the mean rank within cases. Own "
-        "average: on the algorithm's own cases, as published. Kendall's τ of the resampled order "
-        f"with this one: {taus}."
-    )
-    return table_with(caption, columns, rows)
 
 
 def published(comparison: Comparison) -> Table | None:
@@ -141,12 +133,13 @@ def _wide(
     cells = by_order(comparison, comparison.cells)
     groups = {str(name): group for name, group in cells.groupby("class", sort=False)}
     first, names = groups[MEAN], comparison.scores.classes
-    columns = (
+    return table_with(
+        caption,
+        first,
         metric_column(comparison, first),
         column_of("algorithm", first["algorithm"], "text"),
         *(replace(make(groups[name]), title=title(name)) for name in (*names, MEAN)),
     )
-    return table_with(caption, columns, first)
 
 
 def classes_frame(comparison: Comparison) -> pd.DataFrame:
@@ -156,12 +149,13 @@ def classes_frame(comparison: Comparison) -> pd.DataFrame:
 
 
 def classes(comparison: Comparison) -> Table | None:
-    """Means, ranks and wins of each class."""
     rows = in_percent(
         classes_frame(comparison), "value", "low", "high", "own_mean", "own_sd", "first"
     )
     rows = rows.sort_values(["metric", "class", "rank"], kind="stable")
-    columns = (
+    return table_with(
+        "Each class: common cases, ranks, and own cases. Choose it above.",
+        rows,
         metric_column(comparison, rows),
         class_column(comparison, rows, comparison.scores.classes[0]),
         column_of("algorithm", rows["algorithm"], "text"),
@@ -176,17 +170,11 @@ def classes(comparison: Comparison) -> Table | None:
         column_of("own sd", rows["own_sd"], "number", digits=1),
         column_of("own n", rows["own_n"], "integer"),
     )
-    return table_with(
-        "Each class: common cases, ranks, and own cases. Choose it above.", columns, rows
-    )
 
 
 def best_frame(comparison: Comparison) -> pd.DataFrame:
     """Of each class the best algorithm, those level with it, and what the order is worth."""
-    return pd.DataFrame(_best(comparison))
-
-
-def _best(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    table: list[dict[str, Any]] = []
     keys, count = ["metric", "class"], len(comparison.scores.algorithms)
     wins = comparison.pairs.groupby(keys)["wins"].sum().to_dict()
     sizes = comparison.cells.groupby(keys)["n"].first().to_dict()
@@ -195,23 +183,32 @@ def _best(comparison: Comparison) -> Iterator[dict[str, Any]]:
             continue
         ranks = ranks.sort_values(["rank", "algorithm"])
         level = list(ranks.loc[ranks["level"], "algorithm"])
-        yield {
-            "metric": metric,
-            "class": name,
-            "best": ranks["algorithm"].iloc[0],
-            "level": len(level),
-            "names": ", ".join(level),
-            "significant": int(wins.get((metric, name), 0)),
-            "pairs": count * (count - 1),
-            "tau": ranks["tau"].iloc[0],
-            "n": int(sizes[metric, name]),
-        }
+        table.append(
+            {
+                "metric": metric,
+                "class": name,
+                "best": ranks["algorithm"].iloc[0],
+                "level": len(level),
+                "names": ", ".join(level),
+                "significant": int(wins.get((metric, name), 0)),
+                "pairs": count * (count - 1),
+                "tau": ranks["tau"].iloc[0],
+                "n": int(sizes[metric, name]),
+            }
+        )
+    return pd.DataFrame(table)
 
 
 def best(comparison: Comparison) -> Table | None:
-    """The best of each class and those level with it."""
     rows = best_frame(comparison)
-    columns = (
+    count = len(comparison.scores.algorithms)
+    family = "of all classes together" if comparison.family == "all" else "of each class"
+    return table_with(
+        "The algorithm of the highest mean and those not significantly below it: one-sided "
+        f"Wilcoxon signed-rank tests of the {count * (count - 1):,} ordered pairs, p adjusted by "
+        f"Holm in one family {family}, below 0.05. A signed-rank win is not a higher mean. τ: "
+        "Kendall's τ-b of the order in resamples of the cases with the order by mean.",
+        rows,
         metric_column(comparison, rows),
         class_column(comparison, rows),
         column_of("level", rows["level"], "integer"),
@@ -220,20 +217,14 @@ def best(comparison: Comparison) -> Table | None:
         column_of("Kendall's τ", rows["tau"], "number", digits=2),
         column_of("n", rows["n"], "integer"),
     )
-    count = len(comparison.scores.algorithms)
-    family = "of all classes together" if comparison.family == "all" else "of each class"
-    caption = (
-        "The algorithm of the highest mean and those not significantly below it: one-sided "
-        f"Wilcoxon signed-rank tests of the {count * (count - 1):,} ordered pairs, p adjusted by "
-        f"Holm in one family {family}, below 0.05. A signed-rank win is not a higher mean. τ: "
-        "Kendall's τ-b of the order in resamples of the cases with the order by mean."
-    )
-    return table_with(caption, columns, rows)
 
 
 def pairs(comparison: Comparison) -> Table | None:
     rows = in_percent(comparison.pairs, "difference", "low", "high")
-    columns = (
+    return table_with(
+        "Every ordered pair: whether a is above b by a signed-rank test, and the difference of "
+        "their means in percentage points, which may have the other sign.",
+        rows,
         metric_column(comparison, rows),
         class_column(comparison, rows, comparison.scores.classes[0]),
         *(column_of(name, rows[name], "text", filtered=True, order=()) for name in ("a", "b")),
@@ -242,17 +233,15 @@ def pairs(comparison: Comparison) -> Table | None:
         interval_of("mean a − mean b [95 %]", rows, "difference", digits=1),
         column_of("n", rows["n"], "integer"),
     )
-    caption = (
-        "Every ordered pair: whether a is above b by a signed-rank test, and the difference of "
-        "their means in percentage points, which may have the other sign."
-    )
-    return table_with(caption, columns, rows)
 
 
 def missed(comparison: Comparison) -> Table | None:
-    """Organs that were not found, and those that are not there."""
     rows = by_order(comparison, comparison.missed)
-    columns = (
+    return table_with(
+        "Organs without overlap on the algorithm's own cases: DSC is 0 where an organ is missed "
+        "or predicted elsewhere. Missed and spurious (predicted where the reference has none) are "
+        "known where scores say it. Spurious organs cost nothing in the means.",
+        rows,
         column_of("algorithm", rows["algorithm"], "text", filtered=True),
         class_column(comparison, rows),
         column_of("scans with it", rows["with"], "integer"),
@@ -262,35 +251,27 @@ def missed(comparison: Comparison) -> Table | None:
         *where_any(rows, "spurious", "spurious", "integer"),
         *where_any(rows, "spurious_ml", "median volume (mL)", "number"),
     )
-    caption = (
-        "Organs without overlap on the algorithm's own cases: DSC is 0 where an organ is missed "
-        "or predicted elsewhere. Missed and spurious (predicted where the reference has none) are "
-        "known where scores say it. Spurious organs cost nothing in the means."
-    )
-    return table_with(caption, columns, rows)
 
 
 def hd95(comparison: Comparison) -> Table | None:
     rows = comparison.distances
     quantiles = ("q25", "median", "q75", "q95")
-    columns = (
+    return table_with(
+        "Quantiles of HD95 on the algorithm's own cases; infinite where an organ was missed, so "
+        "that there is no mean. A dash is an infinite quantile.",
+        rows,
         column_of("algorithm", rows["algorithm"], "text", filtered=True),
         class_column(comparison, rows),
         *(column_of(f"{name} (mm)", rows[name], "number", digits=2) for name in quantiles),
-        column_of("infinite", rows["infinite"], "integer"),
-        column_of("n", rows["n"], "integer"),
+        *columns_of(rows, "integer", "infinite", "n"),
     )
-    caption = (
-        "Quantiles of HD95 on the algorithm's own cases; infinite where an organ was missed, so "
-        "that there is no mean. A dash is an infinite quantile."
-    )
-    return table_with(caption, columns, rows)
 
 
 def speed(comparison: Comparison) -> Table | None:
-    """Seconds of each algorithm for a volume."""
     rows = comparison.speed[comparison.speed["volumes"] > 0]
-    columns = (
+    return table_with(
+        "Seconds that predicting a volume took.",
+        rows,
         column_of("algorithm", rows["algorithm"], "text"),
         column_of("s per volume", rows["seconds"], "number", digits=2),
         column_of("median", rows["median"], "number", digits=2),
@@ -298,14 +279,14 @@ def speed(comparison: Comparison) -> Table | None:
         column_of("volumes", rows["volumes"], "integer"),
         column_of("excluded", ["yes" if out else "no" for out in rows["excluded"]], "text"),
     )
-    return table_with("Seconds that predicting a volume took.", columns, rows)
 
 
 def worst(comparison: Comparison) -> Table | None:
-    """The worst cases of each class."""
     rows = in_percent(comparison.worst, "value", "best_value", "worst_value")
     metric = comparison.scores.title(comparison.metrics[0])
-    columns = (
+    return table_with(
+        "Common cases with the lowest mean over algorithms, in percent.",
+        rows,
         class_column(comparison, rows, comparison.scores.classes[0]),
         column_of("case", rows["case"], "text"),
         column_of("mean", rows["value"], "number", digits=1),
@@ -315,40 +296,89 @@ def worst(comparison: Comparison) -> Table | None:
         column_of(f"worst {metric}", rows["worst_value"], "number", digits=1),
         *where_any(rows, "volume_ref_ml", "volume (mL)", "number"),
     )
-    caption = "Common cases with the lowest mean over algorithms, in percent."
-    return table_with(caption, columns, rows)
 
 
 def distance(comparison: Comparison) -> Table | None:
-    """Agreement with another test set."""
-    rows = comparison.distance
-    columns = (
+    rows, there = comparison.distance, comparison.distance["other_n"]
+    return table_with(
+        f"Whether {comparison.other or 'the other test set'} orders the algorithms alike: "
+        "Kendall's τ-b of the means. The interval holds what pairs of algorithms leave open "
+        "whose order is not known on both sets, by tests of differences of means adjusted by "
+        "Holm; of published means the order is taken as known.",
+        rows,
         metric_column(comparison, rows) if len(rows) else Column("metric", []),
         class_column(comparison, rows),
         interval_of("Kendall's τ [95 %]", rows, "tau", digits=2),
         column_of("algorithms", rows["algorithms"], "integer"),
         column_of("pairs known", rows["known"], "integer"),
         column_of("n", rows["n"], "integer", about="Of the average: of the class with the fewest"),
-        column_of(
-            "n there", rows["other_n"].where(rows["other_n"] > 0).astype("float64"), "integer"
-        ),
+        column_of("n there", there.where(there > 0).astype("float64"), "integer"),
     )
-    caption = (
-        f"Whether {comparison.other or 'the other test set'} orders the algorithms alike: "
-        "Kendall's τ-b of the means. The interval holds what pairs of algorithms leave open "
-        "whose order is not known on both sets, by tests of differences of means adjusted by "
-        "Holm; of published means the order is taken as known."
+
+
+def groups(comparison: Comparison) -> Table | None:
+    rows = comparison.groups[comparison.groups["algorithm"] == ALL]
+    rows = in_percent(rows, "mean", "q25", "median", "q75")
+    return table_with(
+        "Groups of scans by the mean over all algorithms, in percent. Which organs a scan shows "
+        "depends on its group: read organs one by one, or the mean of values centred per class. "
+        "The mean as published compares other organs in other groups.",
+        rows,
+        column_of("variable", rows["variable"], "text"),
+        class_column(comparison, rows, CENTRED),
+        column_of("group", rows["group"], "text"),
+        column_of("patients", rows["patients"], "integer"),
+        *(column_of(name, rows[name], "number", digits=1) for name in ("mean", "median")),
+        column_of("p (Kruskal)", rows["kruskal_p"], "p"),
+        column_of("p (Holm)", rows["p_holm"], "p", about="Over the classes of one variable"),
     )
-    return table_with(caption, columns, rows)
 
 
-def _published_frame(comparison: Comparison) -> pd.DataFrame:
-    return comparison.cells[["metric", "algorithm", "class", "own_mean", "own_sd", "own_n"]]
+def group_tests_frame(comparison: Comparison) -> pd.DataFrame:
+    """The omnibus test of each variable, algorithm and class."""
+    names = ["variable", "algorithm", "class", "kruskal_p", "p_holm"]
+    return comparison.groups[names].drop_duplicates(ignore_index=True)
 
 
+def group_tests(comparison: Comparison) -> Table | None:
+    rows = group_tests_frame(comparison)
+    rows = rows[rows["class"] == CENTRED]
+    return table_with(
+        "Whether groups of scans differ, for each algorithm separately: Kruskal and Wallis's test "
+        "of the mean over organs, centred per class.",
+        rows,
+        column_of("variable", rows["variable"], "text"),
+        column_of("algorithm", rows["algorithm"], "text", filtered=True),
+        column_of("p (Kruskal)", rows["kruskal_p"], "p"),
+    )
+
+
+def group_pairs(comparison: Comparison) -> Table | None:
+    rows = comparison.group_pairs[comparison.group_pairs["algorithm"] == ALL]
+    return table_with(
+        "Groups against each other where the test over all groups is below 0.05.",
+        rows,
+        column_of("variable", rows["variable"], "text"),
+        class_column(comparison, rows, CENTRED),
+        *(column_of(name, rows[name], "text", order=()) for name in ("a", "b")),
+        column_of("p (Bonferroni)", rows["p_bonferroni"], "p"),
+    )
+
+
+def groups_excluded(comparison: Comparison) -> Table | None:
+    rows = comparison.groups_excluded
+    return table_with(
+        "Groups with fewer than 5 patients, and those not known.",
+        rows,
+        *columns_of(rows, "text", "variable", "group"),
+        column_of("patients", rows["patients"], "integer"),
+    )
+
+
+_PUBLISHED = ["metric", "algorithm", "class", "own_mean", "own_sd", "own_n"]
 TABLES: tuple[Declared, ...] = (
     Declared.both("results", RESULTS, headline_frame, headline),
-    Declared.both("published", PUBLISHED, _published_frame, published),
+    Declared.both("published", PUBLISHED, lambda c: c.cells[_PUBLISHED], published),
     Declared.both("common", COMMON, attrgetter("cells"), common),
     Declared("classes", COMMON, classes_frame, classes),
     Declared.both("level", BEST, best_frame, best),

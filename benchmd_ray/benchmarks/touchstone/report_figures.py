@@ -19,8 +19,10 @@ from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, compared_samp
 from benchmd_ray.benchmarks.touchstone.joining import Floats
 from benchmd_ray.benchmarks.touchstone.report_parts import (
     BEST,
+    BLUE,
     COMMON,
     GROUPS,
+    ORANGE,
     PAIRS,
     PERCENT,
     RESULTS,
@@ -34,7 +36,7 @@ from benchmd_ray.report.figures_panels import FAINT, SMALL, grid
 from benchmd_ray.report.figures_parts import Drawn, Skipped, Titled
 from benchmd_ray.scores.comparison import LEVEL
 
-BLUE, ORANGE, YELLOW, DARK = "#0072B2", "#D55E00", "#F0C929", "#2F4B6E"
+YELLOW, DARK = "#F0C929", "#2F4B6E"
 TINY, GLUE = 6.5, "\N{NO-BREAK SPACE}"
 NO_ORDER = "one algorithm or one case: there is no order to resample"
 ROW = 0.15
@@ -51,11 +53,6 @@ def draw(comparison: Comparison) -> Iterator[Drawn]:
         yield _violins(comparison, metric)
     yield _speed(comparison)
     yield from _groups(comparison)
-
-
-def _rows(frame: pd.DataFrame, metric: str, name: str, order: Sequence[str]) -> pd.DataFrame:
-    cells = frame[(frame["metric"] == metric) & (frame["class"] == name)]
-    return cells.set_index("algorithm").loc[list(order)].reset_index()
 
 
 def _algorithms(axes: Axes, order: Sequence[str], size: float = SMALL) -> None:
@@ -92,9 +89,22 @@ def _key(figure: Figure, *, level: bool) -> None:
 
 
 def _joined(comparison: Comparison, metric: str, name: str) -> pd.DataFrame:
-    rows = _rows(comparison.cells, metric, name, comparison.order_in(metric, name))
-    ranks = comparison.ranks(metric, name)
-    return rows.merge(ranks[["algorithm", "level", "rank", "first", "tau"]], on="algorithm")
+    """Means and ranks of a class, the best algorithm first."""
+    ranks = comparison.ranks(metric, name)[["metric", "class", "algorithm", "level", "first"]]
+    return ranks.merge(comparison.cells, on=["metric", "class", "algorithm"])
+
+
+def _by_class(
+    title: str, comparison: Comparison, names: Sequence[str], label: str
+) -> tuple[Figure, list[Axes]]:
+    """A panel for each class, with a line for each algorithm."""
+    row = ROW * len(comparison.scores.algorithms) + 0.75
+    figure, panels = grid(title, len(names), columns=3, row=row)
+    for axes in panels:
+        axes.tick_params(axis="x", labelsize=7)
+    for axes in panels[-3:]:
+        axes.set_xlabel(label)
+    return figure, panels
 
 
 def _averages(comparison: Comparison, metric: str) -> Drawn:
@@ -125,15 +135,12 @@ def _dots(comparison: Comparison, metric: str) -> Drawn:
     level = {name: int(rows["level"].sum()) for name, rows in frames.items()}
     title = f"{comparison.scores.title(metric)} of each class; algorithms level with the best: "
     title += ", ".join(f"{class_title(name)}{GLUE}({n})" for name, n in level.items() if n)
-    count = len(comparison.scores.algorithms)
-    figure, panels = grid(title, len(names), columns=3, row=ROW * count + 0.75)
+    label = f"{comparison.scores.title(metric)} (%)"
+    figure, panels = _by_class(title, comparison, names, label)
     for axes, (name, rows) in zip(panels, frames.items(), strict=True):
         _points(axes, rows)
         _algorithms(axes, list(rows["algorithm"]), 7)
         axes.set_title(f"{class_title(name)} (n = {int(rows['n'].iloc[0]):,})")
-        axes.tick_params(axis="x", labelsize=7)
-    for axes in panels[-3:]:
-        axes.set_xlabel(f"{comparison.scores.title(metric)} (%)")
     _key(figure, level=True)
     caption = (
         "Mean over the common cases whose reference has the class, with 95 % intervals over cases. "
@@ -230,7 +237,7 @@ def _blobs(comparison: Comparison, metric: str) -> Drawn:
         f"Ranks by {comparison.scores.title(metric)} in resamples: {best['algorithm']} is first on "
         f"average in {PERCENT * best['first']:.0f}{GLUE}%, rank {' to '.join(ends)} in 95{GLUE}%"
     )
-    figure, panels = grid(title, len(names), columns=3, row=ROW * count + 0.75)
+    figure, panels = _by_class(title, comparison, names, "rank")
     for axes, name in zip(panels, names, strict=True):
         order = comparison.order_in(metric, name)
         cells = shares[shares["class"] == name]
@@ -244,10 +251,7 @@ def _blobs(comparison: Comparison, metric: str) -> Drawn:
         _algorithms(axes, order, 7)
         axes.set_xlim(0.3, count + 0.7)
         axes.set_xticks([r for r in range(1, count + 1) if count < 8 or r == 1 or not r % 3])
-        axes.tick_params(axis="x", labelsize=7)
         axes.set_title(f"{class_title(name)}, τ {rows['tau'].iloc[0]:.2f}")
-    for axes in panels[-3:]:
-        axes.set_xlabel("rank")
     caption = (
         f"Area of a blob: share of {comparison.resamples:,} resamples of the common cases in which "
         "an algorithm has the rank; cross: rank on all of them; line: 95 % of the resamples. τ: "

@@ -11,9 +11,8 @@ from benchmd_ray.benchmarks.touchstone.comparing import VERSION, Comparison
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
 from benchmd_ray.benchmarks.touchstone.report_parts import RESULTS
 from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
-from benchmd_ray.console.progress import progress
 from benchmd_ray.files.atomic import replacing, slug
-from benchmd_ray.report.canvas import styled, write_listed
+from benchmd_ray.report.canvas import styled
 from benchmd_ray.report.document import (
     Section,
     document,
@@ -24,7 +23,7 @@ from benchmd_ray.report.document import (
     terms,
 )
 from benchmd_ray.report.figures_parts import Skipped, Titled
-from benchmd_ray.report.write import write_declared
+from benchmd_ray.report.write import write_declared, write_figures
 
 NAME = "comparison.html"
 FIGURES = "figures"
@@ -33,67 +32,34 @@ LEAD = (
     "2024). Ranks, tests and intervals use the cases that all of them have; the published way of "
     "averaging is next to it."
 )
-WORDS = (
-    (
-        "DSC",
-        "Dice similarity coefficient: twice the voxels that reference and prediction share, over "
-        "the sum of both. 0 for an organ that was missed; nothing where the reference has none.",
-    ),
-    (
-        "NSD",
-        "Normalised surface Dice: the share of both surfaces' area within a tolerance of the other "
-        "surface. The tolerance is named with it, such as NSD@2mm.",
-    ),
-    (
-        "HD95",
-        "95th percentile of the distance between surfaces in mm, the larger of both directions; "
-        "infinite for a missed organ.",
-    ),
-    (
-        "Missed, spurious",
-        "Missed: the reference has the organ and the prediction nothing of it. Spurious: the "
-        "reverse, which costs nothing in the means.",
-    ),
-    (
-        "Common cases",
-        "Those that every compared algorithm was scored on. A mean is over those whose reference "
-        "has the class, so its number of cases differs by class.",
-    ),
-    (
-        "Average",
-        "Mean of the class means. Its interval is from a bootstrap over cases, whole cases drawn, "
-        "all of a patient together where patients are known; Student's t on the logit scale. The "
-        "published sd of an average is the mean of the classes' sds, which is not the sd of "
-        "anything per case. A mean of exactly 0 or 1, where no resample differs, has the interval "
-        "of Clopper and Pearson.",
-    ),
-    (
-        "Significant",
-        "One-sided Wilcoxon signed-rank test of every ordered pair (zero differences dropped; "
-        "exact up to 50 differences, else normal approximation without continuity correction), "
-        "adjusted by Holm, below 0.05. Identical scores have p = 1.",
-    ),
-    (
-        "Level with the best",
-        "The algorithm of the highest mean, and those not significantly below it. Not shown to be "
-        "below is not shown to be equal.",
-    ),
-    (
-        "Rank, by case",
-        "Algorithms are ranked within each case, and ranks averaged: “rank then average”, next to "
-        "ranks by mean, which is “average then rank”.",
-    ),
-    (
-        "Kendall's τ",
-        "τ-b of two orders: 1 is the same, 0 no relation, −1 the opposite. Of resamples: with the "
-        "order on all common cases.",
-    ),
-    (
-        "Centred per class",
-        "A scan's mean over the organs that it shows, after subtracting each organ's mean over all "
-        "scans: which organs a scan shows depends on its group.",
-    ),
-)
+WORDS = {
+    "DSC": "Dice similarity coefficient: twice the voxels that reference and prediction share, "
+    "over the sum of both. 0 for an organ that was missed; nothing where the reference has none.",
+    "NSD": "Normalised surface Dice: the share of both surfaces' area within a tolerance of the "
+    "other surface. The tolerance is named with it, such as NSD@2mm.",
+    "HD95": "95th percentile of the distance between surfaces in mm, the larger of both "
+    "directions; infinite for a missed organ.",
+    "Missed, spurious": "Missed: the reference has the organ and the prediction nothing of it. "
+    "Spurious: the reverse, which costs nothing in the means.",
+    "Common cases": "Those that every compared algorithm was scored on. A mean is over those "
+    "whose reference has the class, so its number of cases differs by class.",
+    "Average": "Mean of the class means. Its interval is from a bootstrap over cases, whole cases "
+    "drawn, all of a patient together where patients are known; Student's t on the logit scale. "
+    "The published sd of an average is the mean of the classes' sds, which is not the sd of "
+    "anything per case. A mean of exactly 0 or 1, where no resample differs, has the interval of "
+    "Clopper and Pearson.",
+    "Significant": "One-sided Wilcoxon signed-rank test of every ordered pair (zero differences "
+    "dropped; exact up to 50 differences, else normal approximation without continuity "
+    "correction), adjusted by Holm, below 0.05. Identical scores have p = 1.",
+    "Level with the best": "The algorithm of the highest mean, and those not significantly below "
+    "it. Not shown to be below is not shown to be equal.",
+    "Rank, by case": "Algorithms are ranked within each case, and ranks averaged: “rank then "
+    "average”, next to ranks by mean, which is “average then rank”.",
+    "Kendall's τ": "τ-b of two orders: 1 is the same, 0 no relation, −1 the opposite. Of "
+    "resamples: with the order on all common cases.",
+    "Centred per class": "A scan's mean over the organs that it shows, after subtracting each "
+    "organ's mean over all scans: which organs a scan shows depends on its group.",
+}
 
 
 def write_comparison(
@@ -111,7 +77,7 @@ def write_comparison(
         (item for item in drawn if isinstance(item, Titled)),
         key=lambda item: headings.index(item.section) if item.section in headings else math.inf,
     )
-    _write_figures(titled, folder / FIGURES)
+    write_figures(titled, folder / FIGURES)
     tables = write_declared(
         report.TABLES, comparison, folder, main=report.MAIN, notes=comparison.notes
     )
@@ -125,15 +91,6 @@ def write_comparison(
         *(f"not drawn: {reason}" for reason in sorted(skipped)),
         f"written: {path}",
     ]
-
-
-def _write_figures(figures: Sequence[Titled], folder: Path) -> None:
-    """Write figures, and remove those of an earlier comparison."""
-    display = progress("figures", len(figures), "figures") if figures else None
-    named = [(figure.name, figure.figure) for figure in figures]
-    write_listed(named, folder, display.update if display else lambda done: None)
-    if display:
-        display.close()
 
 
 def page(comparison: Comparison, figures: Sequence[Titled]) -> str:
@@ -161,4 +118,9 @@ def _parts(comparison: Comparison, figures: Sequence[Titled]) -> list[Section]:
     ]
     notes = ("notes", "Notes", listed_notes(comparison.notes, "None."))
     first = parts[:1] or [("results", RESULTS, none("No result."))]
-    return [*first, notes, *parts[1:], ("methods", "Methods and definitions", terms(WORDS))]
+    return [
+        *first,
+        notes,
+        *parts[1:],
+        ("methods", "Methods and definitions", terms([*WORDS.items()])),
+    ]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.groups import CENTRED
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.report.columns import column_of, interval_of, part
+from benchmd_ray.report.figures_panels import FAINT, SMALL
 from benchmd_ray.report.table import Column, Table, constant
 
 RESULTS, PUBLISHED, COMMON = "Results", "As published: own cases", "On common cases"
@@ -20,14 +23,13 @@ DISTANCE, HD95 = "Another test set", "HD95"
 AVERAGE = "average"
 """Of class means, in tables."""
 PERCENT = 100.0
+BLUE, ORANGE = "#0072B2", "#D55E00"
 
 
-def table_with(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table | None:
+def table_with(caption: str, rows: pd.DataFrame, *columns: Column) -> Table | None:
     """A table; constant text columns go into its caption. None without rows."""
-    if rows.empty:
-        return None
     kept, note = constant(columns)
-    return Table(f"{caption}{note}", kept)
+    return None if rows.empty else Table(f"{caption}{note}", kept)
 
 
 def rank_column(rows: pd.DataFrame) -> Column:
@@ -77,3 +79,13 @@ def where_any(rows: pd.DataFrame, name: str, title: str, kind: Any) -> tuple[Col
     values = rows[name]
     there = values.ne("").any() if kind == "text" else values.notna().any()
     return (column_of(title, values, kind),) if there else ()
+
+
+def forest(axes: Axes, rows: pd.DataFrame, names: Iterable[str]) -> None:
+    """Values with their intervals, a named line each, the first on top."""
+    places = np.arange(len(rows))
+    axes.hlines(places, rows["low"], rows["high"], color=BLUE, linewidth=1.3)
+    axes.scatter(rows["value"], places, color=BLUE, s=20, zorder=3)
+    axes.set_yticks(places, list(names), fontsize=SMALL)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", color=FAINT, linewidth=0.4)

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.volume import Volume
-from benchmd_ray.data.records import Record
 from benchmd_ray.data.tables import age_string, sex
 from benchmd_ray.data.transforms import padded_window, resized_slice, window_starts
 
@@ -46,15 +45,13 @@ def scan_windows(
     if item.metadata.get("held_out"):
         targets = [item.target(card)] * len(targets)
     records = [
-        Record(
-            record_id=f"{item.record_id}-{number:02d}",
-            group_id=item.group_id,
+        item.record(
+            card,
+            padded_window(slices, start, window, AIR)[None],
+            (min(window, len(slices)), size, size),
+            part=f"-{number:02d}",
             unit_id=item.record_id,
-            signal=padded_window(slices, start, window, AIR)[None],
-            scale=1.0,
-            valid_size=(min(window, len(slices)), size, size),
             target=target,
-            metadata=item.metadata,
         )
         for number, (start, target) in enumerate(
             zip(window_starts(len(slices), window), targets, strict=True)

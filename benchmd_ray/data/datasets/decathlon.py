@@ -20,7 +20,7 @@ from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.nifti import read_voxels, turned, whole_labels
-from benchmd_ray.data.records import Record, RecordError, hashed_patient
+from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
 from benchmd_ray.data.transforms import quantise
 from benchmd_ray.errors import BenchmdError, shown
@@ -131,16 +131,8 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     signal = np.full(card.signal.stored_shape, stored.min(), np.int16)
     inside: Any = (0, *area)
     signal[inside] = stored
-    record = Record(
-        record_id=item.record_id,
-        group_id=item.group_id,
-        unit_id=item.record_id,
-        signal=signal,
-        scale=scale,
-        valid_size=values.shape,
-        target=target,
-        geometry=Geometry(file, _padded(grid_of(image), area, card)),
-    )
+    geometry = Geometry(file, _padded(grid_of(image), area, card))
+    record = item.record(card, signal, values.shape, scale=scale, target=target, geometry=geometry)
     warnings = Counter(stored_image.warnings)
     warnings.update(f"its mask: {warning}" for warning in other.warnings)
     return Reading([record], warnings=warnings)

@@ -12,7 +12,6 @@ from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.wfdb import Waveform, read_wfdb
 from benchmd_ray.data.records import (
-    Record,
     RecordError,
     RecordExcluded,
     require_once,
@@ -114,22 +113,14 @@ def read_records(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     parts = segments(signal, length)
     if not parts:
         raise RecordExcluded("it is shorter than 10 s")
-    target = item.target(card)
-    records = []
     for number, part in enumerate(parts):
         if (part.max(axis=1) == part.min(axis=1)).all():
             raise RecordError(f"segment {number} of {len(parts)} is constant; expected an ECG")
-        name = item.record_id if len(parts) == 1 else f"{item.record_id}-{number}"
-        records.append(
-            Record(
-                record_id=name,
-                group_id=item.group_id,
-                unit_id=name,
-                signal=np.ascontiguousarray(part, np.int16),
-                scale=scale,
-                valid_size=(length,),
-                target=target,
-                metadata=item.metadata,
+    return Reading(
+        [
+            item.record(
+                card, part, (length,), scale=scale, part=f"-{number}" if len(parts) > 1 else ""
             )
-        )
-    return Reading(records)
+            for number, part in enumerate(parts)
+        ]
+    )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.edf import Recording, TimedAnnotation, plain, read_edf, read_header
-from benchmd_ray.data.records import HELD_OUT, SEPARATOR, Record, RecordError, shown_names
+from benchmd_ray.data.records import HELD_OUT, SEPARATOR, RecordError, shown_names
 from benchmd_ray.data.transforms import quantise, resample
 from benchmd_ray.errors import shown
 from benchmd_ray.modality.modalities import modality
@@ -95,8 +95,9 @@ def read_night(
         elif state or not (reason or (held_out and not whole)):
             labelled = _held(item, state) if state else item
             labelled = replace(labelled, label=card.class_mapping.get(code))
-            signal = signals[:, epoch * length :][:, :length]
-            reading.records.append(_record(signal, epoch, labelled, card))
+            signal, scale = quantise(signals[:, epoch * length :][:, :length])
+            record = labelled.record(card, signal, (length,), scale=scale, part=f"-{epoch:04d}")
+            reading.records.append(record)
         elif reason:
             reading.excluded[reason] += 1
     if held_out and not whole:
@@ -124,23 +125,6 @@ def _held(item: RawItem, state: str) -> RawItem:
     names = filter(None, [item.metadata.get("held_out"), state])
     metadata = {**item.metadata, "held_out": SEPARATOR.join(map(str, names))}
     return replace(item, metadata=metadata)
-
-
-def _record(
-    signal: npt.NDArray[np.float64], epoch: int, item: RawItem, card: DatasetCard
-) -> Record:
-    steps, scale = quantise(signal)
-    name = f"{item.record_id}-{epoch:04d}"
-    return Record(
-        record_id=name,
-        group_id=item.group_id,
-        unit_id=name,
-        signal=steps,
-        scale=scale,
-        valid_size=(signal.shape[1],),
-        target=item.target(card),
-        metadata=item.metadata,
-    )
 
 
 def checked_codes(codes: list[str]) -> list[str]:

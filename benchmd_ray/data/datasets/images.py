@@ -6,13 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.dicom import read_dicom
 from benchmd_ray.data.readers.image import Pixels
-from benchmd_ray.data.records import Record, RecordError
+from benchmd_ray.data.records import RecordError
 from benchmd_ray.data.transforms import fitted
 from benchmd_ray.errors import shown
 
@@ -41,16 +39,5 @@ def image_record(pixels: Pixels, item: RawItem, card: DatasetCard) -> Reading:
     """The record of an image, (y, x) or (y, x, channel) with the modality's channels."""
     if (pixels == pixels[0, 0]).all():
         raise RecordError(f"every pixel is {pixels[0, 0]}; expected an image")
-    size = card.signal.stored_shape[-1]
-    signal, valid = fitted(pixels, size)
-    record = Record(
-        record_id=item.record_id,
-        group_id=item.group_id,
-        unit_id=item.record_id,
-        signal=np.ascontiguousarray(signal),
-        scale=1.0,
-        valid_size=valid,
-        target=item.target(card),
-        metadata=item.metadata,
-    )
-    return Reading([record])
+    signal, valid = fitted(pixels, card.signal.stored_shape[-1])
+    return Reading([item.record(card, signal, valid)])

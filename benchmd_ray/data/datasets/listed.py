@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
@@ -21,7 +23,6 @@ from benchmd_ray.data.datasets.named import (
     stated_split,
     unread_warnings,
 )
-from benchmd_ray.data.file_names import FileNames
 from benchmd_ray.data.raw import (
     DUPLICATE,
     NO_ROW,
@@ -33,7 +34,7 @@ from benchmd_ray.data.raw import (
     walk,
 )
 from benchmd_ray.data.readers.bounded import read_bounded
-from benchmd_ray.data.records import Record, RecordError, hashed_patient
+from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
 from benchmd_ray.data.tables import MAX_BYTES
 from benchmd_ray.errors import BenchmdError, composed, count_of, shown
@@ -45,12 +46,60 @@ LAYOUT = "files"
 NO_PATIENT = "the table does not say its patient"
 CONSTANT = "a segment or window of it is constant"
 NOWHERE = "its split is none of those that the card names, or no list has it"
+COMPOSED_TO = frozenset("K;`")
+"""The ASCII characters that others are composed to: the Kelvin sign, the Greek question mark and
+the varia."""
+
+
+class FileNames:
+    """Real names of files below a folder, by composed ones; each folder is listed once.
+
+    File systems and copies keep a name as it was written (older Macs decompose every ``ä``), and a
+    file opens only by its real name.
+    """
+
+    def __init__(self, root: Path, *, hidden: bool) -> None:
+        """Take the folder, and whether messages hide names because they name patients."""
+        self.root, self._hidden = root, hidden
+        self._folders: dict[str, dict[str, list[str]]] = {}
+
+    def real(self, name: str) -> str:
+        """The path of a file below the folder as the file system has it; `name` itself if missing.
+
+        Raises:
+            BenchmdError: Several files have that name.
+        """
+        if name.isascii() and not COMPOSED_TO & {*name} and (self.root / name).exists():
+            return name
+        places = [""]
+        for part in PurePosixPath(name).parts:
+            below = ((place, self._names(place).get(composed(part), ())) for place in places)
+            places = [f"{place}/{real}".lstrip("/") for place, names in below for real in names]
+        if len(places) > 1:
+            raise self.clash(places)
+        return places[0] if places else name
+
+    def clash(self, paths: Sequence[str]) -> BenchmdError:
+        """An error for files that have one name in different forms of Unicode."""
+        which = "files" if self._hidden else f"the files {paths[0]!a} and {paths[1]!a}"
+        return BenchmdError(
+            f"{self.root} holds {which} whose names differ only in the form of Unicode (composed, "
+            "NFC, or decomposed, NFD), in which names are not told apart: rename or remove one."
+        )
+
+    def _names(self, folder: str) -> dict[str, list[str]]:
+        if folder not in self._folders:
+            names = self._folders[folder] = {}
+            with suppress(OSError):
+                for name in sorted(os.listdir(self.root / folder)):
+                    names.setdefault(composed(name), []).append(name)
+        return self._folders[folder]
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List what the table names, or all that is in the folders."""
     files, names = _files(card), FileNames(root, hidden=card.hides_names)
-    rows = list(_rows(card, names) if files.table else _in_folders(card, names))
+    rows = list(_rows(card, names))
     named = each_once(card, files, rows, name=lambda row: _record_id(card, _stem(card, row.path)))
     excluded = Counter({DUPLICATE: len(rows) - len(named)})
     missing: list[str] = []
@@ -92,7 +141,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
 
 
 def _rows(card: DatasetCard, names: FileNames) -> Iterator[Named]:
-    files = _files(card)
+    if not (files := _files(card)).table:
+        return _in_folders(card, names)
     return rows_of(names.root / names.real(files.table), card, files, real=names.real)
 
 
@@ -296,17 +346,9 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
         if part.is_constant:
             excluded[CONSTANT] += 1
             continue
-        name = item.record_id if len(parts) == 1 else f"{item.record_id}-{number:04d}"
+        name = f"-{number:04d}" if len(parts) > 1 else ""
+        unit = {"unit_id": item.record_id} if scans else {}
         records.append(
-            Record(
-                record_id=name,
-                group_id=item.group_id,
-                unit_id=item.record_id if scans else name,
-                signal=part.signal,
-                scale=part.scale,
-                valid_size=part.valid_size,
-                target=item.target(card),
-                metadata=item.metadata,
-            )
+            item.record(card, part.signal, part.valid_size, scale=part.scale, part=name, **unit)
         )
     return Reading(records, excluded, warnings)

@@ -15,7 +15,7 @@ from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.medmnist_cards import CURRENT, EARLIER, UNOFFICIAL
 from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading
 from benchmd_ray.data.readers.npz import Rows, rows_of
-from benchmd_ray.data.records import Record, RecordError, hashed_patient
+from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import md5
 
@@ -113,16 +113,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     if item.details["md5"] not in official and (flat == flat[:, :1]).all():
         part, whole = ("voxel", "a volume") if signal.ndim == 4 else ("pixel", "an image")
         raise RecordError(f"every {part} is the same; expected {whole}")
-    record = Record(
-        record_id=item.record_id,
-        group_id=item.group_id,
-        unit_id=item.record_id,
-        signal=signal,
-        scale=1.0,
-        valid_size=card.signal.stored_shape[1:],
-        target=item.target(card),
-    )
-    reading = Reading([record])
+    reading = Reading([item.record(card, signal, card.signal.stored_shape[1:])])
     if warning := _warning(card, item.details["md5"]):
         reading.warnings[warning] += 1
     return reading

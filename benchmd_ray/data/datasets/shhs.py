@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
@@ -37,10 +36,8 @@ SEVERE = 30.0
 SEVERE_APNOEA = "severe apnoea"
 
 
-@dataclass(frozen=True)
-class _Person:
-    metadata: dict[str, float | str | None] = field(default_factory=dict)
-    conditions: tuple[str, ...] = ()
+Person = tuple[dict[str, float | str | None], tuple[str, ...]]
+"""Metadata and conditions."""
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
@@ -53,15 +50,16 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if person not in stagings:
             excluded["it has no Profusion staging"] += 1
             continue
-        patient, about = hashed_patient(card.name, person), people.get(person, _Person())
+        patient, about = hashed_patient(card.name, person), people.get(person)
+        metadata, conditions = about or ({}, ())
         items.append(
             RawItem(
                 path=path.relative_to(root).as_posix(),
                 record_id=patient,
                 group_id=patient,
                 split=hashed_split(card.name, person),
-                metadata=about.metadata,
-                conditions=choices.conditions(about.conditions),
+                metadata=metadata,
+                conditions=choices.conditions(conditions),
                 details={"stages": stagings[person].relative_to(root).as_posix()},
             )
         )
@@ -103,14 +101,14 @@ def _by_person(root: Path, glob: str, pattern: re.Pattern[str]) -> tuple[dict[st
     return dict(sorted(paths.items(), key=lambda pair: int(pair[0]))), duplicates
 
 
-def _people(root: Path) -> dict[str, _Person]:
+def _people(root: Path) -> dict[str, Person]:
     """Age, sex and conditions by the person's number, from the newest table; empty without one."""
     tables = sorted(files(root, TABLE), key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
     if not tables:
         return {}
     rows = read_rows(tables[-1], COLUMNS, "SHHS-1", encoding="latin-1")  # what is used is ASCII
     return {
-        row["nsrrid"]: _Person(
+        row["nsrrid"]: (
             {"age": age(row["age_s1"]), "sex": SEXES.get(row["gender"])},
             (SEVERE_APNOEA,) if _severe(row.get(APNOEAS, "")) else (),
         )

@@ -6,6 +6,7 @@ https://docs.hdfgroup.org/hdf5/. Nothing is unpickled, and no link out of an HDF
 
 from __future__ import annotations
 
+import itertools
 import math
 import zipfile
 from pathlib import Path
@@ -105,22 +106,17 @@ def _hdf5(path: Path, key: str) -> Array:
 
 
 def _datasets(file: Any) -> list[str]:
-    """Names of the datasets in the file itself; no link is followed."""
+    """Names of the datasets in the file itself; no soft or external link is followed."""
     names: list[str] = []
-    waiting, seen = [("", file)], 0
-    while waiting:
-        place, group = waiting.pop()
-        for name in group:
-            seen += 1
-            if seen > MAX_MEMBERS:
-                raise RecordError(f"it has more than {MAX_MEMBERS:,} members")
-            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-                continue
-            kind = group.get(name, getclass=True)
-            if kind is h5py.Dataset:
-                names.append(place + name)
-            elif kind is h5py.Group:
-                waiting.append((f"{place}{name}/", group[name]))
+    places = itertools.count(1)
+
+    def visit(name: str, link: Any) -> bool | None:
+        if isinstance(link, h5py.HardLink) and file.get(name, getclass=True) is h5py.Dataset:
+            names.append(name)
+        return True if next(places) > MAX_MEMBERS else None  # True ends the visit
+
+    if file.visititems_links(visit):
+        raise RecordError(f"it has more than {MAX_MEMBERS:,} members")
     return sorted(names)
 
 

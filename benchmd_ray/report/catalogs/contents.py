@@ -1,4 +1,4 @@
-"""What a catalog's figures show: classes, people, examples. Shards are read column by column."""
+"""Contents of a catalog for its figures: classes, patients and examples, read column by column."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SPLITS = ("train", "validation", "test")
 """The order in which splits are shown."""
 SEXES = ("female", "male", "unknown")
 AGE_BIN = 10
-"""Years of a bin; the last one is `OLDEST_AGE` and above."""
+"""Width of an age bin in years; the last bin is `OLDEST_AGE` and above."""
 AGE_BINS = int(OLDEST_AGE) // AGE_BIN + 1
 NO_CLASS = "none of these"
-"""Stands for the multi-label records that are known to have no positive label."""
+"""Name for multi-label records that are known to have no positive label."""
 ROWS_AT_ONCE = 1 << 16
-"""Rows that are looked at at a time, of columns other than the signal."""
+"""Rows that are read at a time, of all columns but the signal."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Balance:
     positive: dict[str, int] = field(default_factory=dict)
     """Records by class."""
     unknown: dict[str, int] = field(default_factory=dict)
-    """Records by class for which it is not known whether they are of it."""
+    """Records by class whose label for this class is unknown."""
 
 
 @dataclass
@@ -51,13 +51,13 @@ class People:
     """By sex: patients without an age."""
 
     def of_sex(self, sex: str) -> int:
-        """Patients of a sex, whatever their age."""
+        """Patients of a sex, of any age."""
         return sum(self.ages[sex]) + self.age_unknown[sex]
 
 
 @dataclass(frozen=True)
 class Example:
-    """One record to be drawn."""
+    """A record to draw."""
 
     record_id: str
     """Not to be written into a picture."""
@@ -65,11 +65,11 @@ class Example:
     """Not to be written into a picture."""
     split: str
     classes: tuple[str, ...]
-    """Classes that it is of."""
+    """Classes of the record."""
     signal: npt.NDArray[np.float32]
-    """Its valid area without the padding, channels first, in the modality's unit."""
+    """The signal without padding, channels first, in the modality's unit."""
     mask: npt.NDArray[np.uint8] | None = None
-    """Number of the class of each pixel of this area, where there are masks."""
+    """Class index of each pixel of this area, if the record has a mask."""
 
 
 def splits(catalog: Catalog) -> list[str]:
@@ -104,7 +104,7 @@ def class_balance(catalog: Catalog) -> dict[str, Balance]:
 
 
 def people(catalog: Catalog) -> dict[str, People]:
-    """Patients of each split by age and sex: the first that the patient's records state.
+    """Patients of each split by age and sex, as stated first in their records.
 
     Raises:
         BenchmdError: A shard is missing or of another size than the manifest states.
@@ -136,10 +136,10 @@ def _people(frames: Iterable[pd.DataFrame]) -> People:
 
 
 def examples(catalog: Catalog, per_class: int) -> dict[str, list[Example]]:
-    """At most ``per_class`` records of each class, always the same ones for the same records.
+    """At most ``per_class`` records of each class, always the same ones for the same catalog.
 
-    They are chosen by a hash: of different patients and not twice, where a class has as many.
-    Multi-label tasks have `NO_CLASS` too. Classes without records are absent.
+    They are chosen by a hash, from different patients and without repetition where a class has
+    enough. Multi-label tasks have `NO_CLASS` too. Classes without records are absent.
 
     Raises:
         BenchmdError: A shard is missing or of another size than the manifest states.
@@ -186,12 +186,12 @@ def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, i
 
 
 def _shown_classes(catalog: Catalog) -> tuple[str, ...]:
-    """Classes of the card; of masks, all but the background."""
+    """Classes of the card; for masks without the background."""
     return catalog.task.foreground if catalog.task.segments else catalog.card.classes
 
 
 def _lowest(rows: pd.DataFrame, wanted: int) -> pd.DataFrame:
-    """Rows of the ``wanted`` patients of lowest hash, at most as many each; one of each first."""
+    """Rows of the ``wanted`` patients with the lowest hashes, one of each first."""
     rows = rows.sort_values(["patient", "record"])
     rows = rows[rows["patient"].isin(rows["patient"].unique()[:wanted])]
     rows["turn"] = rows.groupby("patient").cumcount()
@@ -200,7 +200,7 @@ def _lowest(rows: pd.DataFrame, wanted: int) -> pd.DataFrame:
 
 
 def _example(catalog: Catalog, split: str, row: int) -> Example:
-    """Read one row of a split; of the signals only its row group."""
+    """Read one row of a split; only its row group is read of the signals."""
     columns = ["record_id", "group_id", "split", "signal", "scale", "valid_size", "target"]
     shards = iter(catalog.shards(split))
     shard = next(shards)
@@ -233,7 +233,7 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
 
 
 def _tables(catalog: Catalog, split: str, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-    """Number of the first row in the split, and at most `ROWS_AT_ONCE` rows of the columns."""
+    """Yield up to `ROWS_AT_ONCE` rows of the columns, with the index of their first row."""
     table = split_table(catalog, split, columns)
     for start in range(0, len(table), ROWS_AT_ONCE):
         yield start, table.slice(start, ROWS_AT_ONCE)

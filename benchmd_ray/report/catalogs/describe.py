@@ -48,7 +48,7 @@ def unmapped(card: DatasetCard) -> str:
 
 
 def describe_card(card: DatasetCard) -> list[str]:
-    """The lines on a dataset: what it is, where to get it, its raw folder, what a build gives."""
+    """Describe a dataset in lines: what it is, where to get it, its raw folder, and its catalog."""
     head = f"{card.name}: {card.title}" if card.title else card.name
     lines = [head, "=" * len(head)]
     for title, section in SECTIONS.items():
@@ -64,7 +64,7 @@ TASKS: dict[TaskKind, str] = {
     "ordinal": "one of these classes, in this order",
     "segmentation": "one of these classes for each voxel",
 }
-"""What is predicted, in words."""
+"""Description of what is predicted."""
 
 
 def _what(card: DatasetCard) -> list[str]:
@@ -121,7 +121,7 @@ def _folder(card: DatasetCard) -> list[str]:
     if card.files is not None:
         lines += _files(card.files)
     if card.module:
-        lines += paragraph(f"The module {card.module} knows how it looks.")
+        lines += paragraph(f"The module {card.module} defines the layout.")
     if card.hides_names:
         lines += paragraph(
             "Names of its files or folders name patients, so catalogs do not hold them; to find a "
@@ -150,7 +150,7 @@ def _labels(card: DatasetCard) -> list[str]:
 def _code_counts(card: DatasetCard) -> str:
     try:
         codes = code_classes(card.code_table, card.name)
-    except KeyError:  # a table of one dataset
+    except KeyError:  # a table of a single dataset
         codes = code_classes(card.code_table)
     counts = Counter(codes.values())
     named = [f"{name} {counts[name]}" for name in card.classes if counts[name]]
@@ -191,7 +191,7 @@ def _policies(card: DatasetCard) -> list[str]:
 
 
 def _splits(files: Files, role: str) -> str:
-    """How the splits of a dataset without code are made."""
+    """How the splits of a dataset that has only a card are made."""
     if role == "target":
         return "All records are scored."
     if files.split or files.lists or (not files.table and "split" in files.levels):
@@ -234,8 +234,8 @@ def _commands(card: DatasetCard) -> list[str]:
 
 SECTIONS: dict[str, Callable[[DatasetCard], list[str]]] = {
     "What it is": _what,
-    "Where to get it, and on which terms": _get,
-    "How the raw folder must look": _folder,
+    "Source and terms of use": _get,
+    "Layout of the raw folder": _folder,
     "Labels": _labels,
     "Options of the build": _options,
     "Policies of labels and splits": _policies,
@@ -243,14 +243,14 @@ SECTIONS: dict[str, Callable[[DatasetCard], list[str]]] = {
     "Notes": _notes,
     "Build it": _commands,
 }
-"""By title; a section without content is not shown."""
+"""Sections by title; empty ones are omitted."""
 
 
 def show(name: str, draws: bool) -> list[str]:
-    """Lines on a dataset, or on the catalog in a folder or at an address; datasets come first.
+    """Describe a dataset, or the catalog in a folder or at an address; datasets take precedence.
 
     Raises:
-        BenchmdError: It is neither, or ``draws`` asks for figures of a dataset.
+        BenchmdError: The name is neither, or ``draws`` asks for figures of a dataset.
     """
     card = named(name)
     if isinstance(card, Catalog):
@@ -264,7 +264,7 @@ def show(name: str, draws: bool) -> list[str]:
 
 
 def named(name: str) -> DatasetCard | Catalog:
-    """A dataset's card, or the catalog in a folder or at an address; datasets come first.
+    """The card of a dataset, or the catalog in a folder or at an address; datasets take precedence.
 
     Raises:
         BenchmdError: It is neither.
@@ -279,7 +279,7 @@ def named(name: str) -> DatasetCard | Catalog:
 
 
 def list_cards(listed: Iterable[DatasetCard]) -> list[str]:
-    """A line for each dataset: by modality, sources first, then collections.
+    """One line per dataset by modality: sources first, then collections.
 
     A dataset of a collection in several sizes has one line.
     """

@@ -16,7 +16,7 @@ WIDTH = 100
 
 
 def paragraph(content: str, indent: int = 2, label: str = "") -> list[str]:
-    """The lines of a wrapped paragraph with a label at its left; words (links) stay whole."""
+    """Wrap a paragraph with a label at its left; words (links) are not split."""
     start = " " * indent + (f"{label:<13}" if label else "")
     if len(label) > 12:
         start = " " * indent + label + " "
@@ -31,7 +31,7 @@ def paragraph(content: str, indent: int = 2, label: str = "") -> list[str]:
 
 
 def list_item(content: str, indent: int = 2) -> list[str]:
-    """The lines of a wrapped entry of a list."""
+    """Wrap an entry of a list."""
     first, *more = paragraph(content, indent + 2) or [""]
     return [" " * indent + "- " + first.lstrip(), *more]
 
@@ -44,11 +44,11 @@ def count_table(title: str, columns: list[str], rows: Mapping[str, list[int]]) -
 
 
 QUARANTINE_SHOWN = 20
-"""Quarantined records that are named one by one."""
+"""Most quarantined records that are listed by name."""
 
 
 def describe_catalog(catalog: Catalog) -> list[str]:
-    """The lines on a catalog: counts per split and class, excluded and quarantined records."""
+    """Describe a catalog in lines: counts per split and class, excluded and quarantined records."""
     manifest = catalog.manifest
     order = sorted(set(manifest["splits"]) - {HELD_OUT}, key=lambda name: (name == "test", name))
     splits = {split: manifest["splits"][split] for split in order}
@@ -72,20 +72,20 @@ def describe_catalog(catalog: Catalog) -> list[str]:
             lines += paragraph(f"{title}: {count:,}, {reason}", 0)
     raw = manifest["raw"]
     lines.append(
-        f"raw records: {raw['records']:,} of {raw['expected']:,}; files that tables name and that "
-        f"are missing: {raw['missing']:,}"
+        f"raw records: {raw['records']:,} of {raw['expected']:,}; files listed in tables but "
+        f"missing: {raw['missing']:,}"
     )
     if raw["provenance"] != "whole":
         lines.append(f"provenance: {raw['provenance']}")
     if raw["grouped_by"] != "patient":
-        lines.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
+        lines.append(f"no patient IDs: every {raw['grouped_by']} is treated as a separate patient")
     for text in cautions(catalog):
         lines += paragraph(f"caution: {text}", 0)
     return [*lines, *_quarantine(manifest["quarantined"])]
 
 
 def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Rows of the table of counts; scored units only where they are not the records."""
+    """Rows of the table of counts; scored units only if they differ from records."""
     rows = {row: [split[row] for split in splits.values()] for row in ("records", "patients")}
     units = [counts.get("units", counts["records"]) for counts in splits.values()]
     if units != rows["records"]:
@@ -99,7 +99,7 @@ def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def _statistics(catalog: Catalog) -> list[str]:
-    """Mean and standard deviation of the training split, where they normalise its signals."""
+    """Mean and standard deviation of the training split, if they are used for normalisation."""
     statistics, signal = catalog.statistics, catalog.signal
     if statistics is None or not (
         signal.dtype == "uint8" or signal.normaliser.startswith("source-")

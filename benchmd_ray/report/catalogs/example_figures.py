@@ -19,12 +19,12 @@ from benchmd_ray.report.canvas import named, new_figure
 from benchmd_ray.report.catalogs.contents import Example
 
 FEW = 4
-"""Channels up to which signals of all classes are in one figure."""
+"""Most channels for which all classes share one figure."""
 PAPER = {"mV": 0.5}
-"""Height of a box of the grid, by unit, where paper has one; a box is 0.2 s wide."""
+"""Height of a grid box as on ECG paper, by unit; a box is 0.2 s wide."""
 CONTOUR = "#E69F00"
 GRID: dict[str, Any] = {"color": "#E8C4B8", "linewidth": 0.4, "zorder": 0}
-"""Leaves black traces alone."""
+"""Light enough not to hide black traces."""
 
 
 def draw_examples(catalog: Catalog, chosen: dict[str, list[Example]]) -> dict[str, Figure]:
@@ -42,7 +42,7 @@ def draw_examples(catalog: Catalog, chosen: dict[str, list[Example]]) -> dict[st
 
 
 def _draw_stacks(catalog: Catalog, name: str, examples: Sequence[Example]) -> Figure:
-    """Channels below each other on a grid; in millivolts to scale, as on paper."""
+    """Draw channels below each other on a grid; millivolts to scale, as on ECG paper."""
     unit, count = catalog.signal.unit, catalog.signal.stored_shape[0]
     near = round(0.1 * _rate(catalog))
     box = PAPER.get(unit) or _round_below(_spread([example.signal for example in examples]) / 2)
@@ -75,7 +75,7 @@ def _draw_stacks(catalog: Catalog, name: str, examples: Sequence[Example]) -> Fi
 
 
 def _draw_few(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
-    """All channels of each signal, at one scale."""
+    """Draw all channels of each signal at one scale."""
     traces = {name: [_about_median(e.signal) for e in records] for name, records in chosen.items()}
     spread = _spread([values for records in traces.values() for values in records])
     bar, unit = _round_below(1.5 * spread), catalog.signal.unit
@@ -114,19 +114,19 @@ def _channels(catalog: Catalog) -> Sequence[str]:
 
 
 def _spread(signals: Sequence[npt.NDArray[np.float32]]) -> float:
-    """The distance from the medians within which most values of the signals (channel, time) are."""
+    """Distance from the channel medians that covers most values of the signals (channel, time)."""
     peaks = [np.percentile(np.abs(_about_median(values)), 99.5) for values in signals]
     return float(np.median(peaks)) or 1.0
 
 
 def _round_below(value: float) -> float:
-    """The largest 1, 2 or 5 × 10ⁿ that is not above a value."""
+    """The largest 1, 2 or 5 × 10ⁿ that is at most a value."""
     power = 10.0 ** np.floor(np.log10(value))
     return float(max(step for step in (1, 2, 5) if step * power <= value * (1 + 1e-9)) * power)
 
 
 def _grid_seconds(seconds: float) -> float:
-    """Distance of grid lines: as on paper over 10 s, about 50 lines over any time."""
+    """Distance of grid lines in seconds: as on ECG paper for 10 s, else for about 50 lines."""
     return _round_below(seconds / 50)
 
 
@@ -136,19 +136,19 @@ def _about_median(signal: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def _rate(catalog: Catalog) -> float:
     rate = catalog.signal.rate
-    assert rate is not None  # signals over time have one
+    assert rate is not None  # signals over time have a rate
     return rate
 
 
 def _stacked(
     signal: npt.NDArray[np.float32], step: float, near: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-    """Channels about their medians, each moved down until it clears the one above.
+    """Centre channels at their medians and move each down until it clears the one above.
 
     Args:
         signal: (channel, time).
-        step: Channels are two to twelve steps apart; artefacts may overlap.
-        near: Samples on both sides that must be clear as well.
+        step: Unit of distance: channels are two to twelve steps apart; artefacts may overlap.
+        near: Samples on both sides that must not overlap either.
 
     Returns:
         (channel, time), and the height of each channel's median.
@@ -239,7 +239,7 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
 
 
 def _limits(catalog: Catalog) -> tuple[float, float] | None:
-    """Values drawn black and white in all images; None where images have no common unit."""
+    """Values drawn as black and as white in all images; None where images have no common unit."""
     kind = catalog.signal
     if kind.normaliser == "window":
         window = kind.normaliser_parameters().range
@@ -253,7 +253,7 @@ def _own_limits(image: npt.NDArray[np.float32]) -> tuple[float, float]:
 
 
 def _mask(catalog: Catalog, example: Example, name: str) -> npt.NDArray[np.bool_] | None:
-    """Where an example has a class; None without masks."""
+    """Mask of a class in an example; None without masks."""
     if example.mask is None or name not in catalog.card.classes:
         return None
     return np.asarray(example.mask == catalog.card.classes.index(name))
@@ -270,7 +270,7 @@ def _image(
 
 
 def _plane(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """(y, x): the mask, or the slice of a volume that has most of it."""
+    """(y, x): the mask, or the slice of a volume with most of it."""
     plane = mask if mask.ndim == 2 else mask[int(mask.sum(axis=(1, 2)).argmax())]
     return plane.astype(np.float64)
 
@@ -283,7 +283,7 @@ def _shown(axes: Axes, image: npt.NDArray[np.float32], low: float, high: float) 
 
 
 def _same_scale(axes: Axes, extent: Sequence[int], cell: Sequence[int]) -> None:
-    """Centre an image of (y, x) pixels in a cell of the size common to all."""
+    """Centre an image of (y, x) pixels in a cell; all cells have the same size."""
     (height, width), (tall, wide) = extent, cell
     axes.set_xlim((width - wide) / 2 - 0.5, (width + wide) / 2 - 0.5)
     axes.set_ylim((height + tall) / 2 - 0.5, (height - tall) / 2 - 0.5)

@@ -1,7 +1,7 @@
-"""Pictures of a catalog: class balance, people, examples; PNG for screens and SVG for print.
+"""Figures of a catalog: class balance, ages and sexes, examples; PNG for screens, SVG for print.
 
-Drawn only with matplotlib's objects, so that no global state is touched. The same catalog gives
-the same bytes. No names of patients, records or files are in them.
+They are drawn with matplotlib's objects only, without its global state. The same catalog gives the
+same bytes. They contain no names of patients, records or files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmd_ray.report.catalogs.contents import (
 from benchmd_ray.report.catalogs.example_figures import draw_examples
 
 PER_CLASS = {"time": 2}
-"""Examples of a class, by the last axis of the signal: traces are wide."""
+"""Number of examples per class, by the last axis of the signal (traces are wide)."""
 OTHERWISE_PER_CLASS = 4
 UNKNOWN_LOOK: dict[str, Any] = {
     "facecolor": "#E5E5E5",
@@ -46,8 +46,9 @@ def write_figures(catalog: Catalog, folder: Path) -> list[Path]:
 
     Args:
         catalog: The catalog.
-        folder: Takes ``class-balance``, ``people``, and ``examples``, which are one figure per
-            class for signals over time with many channels, elsewhere one.
+        folder: Where ``class-balance``, ``people`` and ``examples`` are written; ``examples`` is
+            one figure per class for signals over time with many channels, otherwise a single
+            figure.
 
     Returns:
         The files.
@@ -66,7 +67,7 @@ def write_figures(catalog: Catalog, folder: Path) -> list[Path]:
 
 
 def draw_class_balance(catalog: Catalog, balances: dict[str, Balance]) -> Figure:
-    """Share of each split's records that is of each class, with the numbers."""
+    """Draw the share and number of records of each class by split."""
     sizes = ", ".join(f"{balance.records:,} {split}" for split, balance in balances.items())
     names = catalog.card.classes
     figure = new_figure(
@@ -101,12 +102,12 @@ def draw_class_balance(catalog: Catalog, balances: dict[str, Balance]) -> Figure
 
 
 def _colour(split: str) -> int:
-    """Place of a split's colour, the same in every figure."""
+    """Index of a split's colour, the same in every figure."""
     return (*SPLITS, split).index(split)
 
 
 def _class_bars(axes: Axes, balance: Balance, shift: float, height: float, **look: Any) -> None:
-    """Bars of one split: its share of each class, the unknown after it, and the numbers."""
+    """Draw the bars of one split: the share of each class and of unknown labels, with numbers."""
     for row, name in enumerate(balance.positive):
         positive, unknown = balance.positive[name], balance.unknown[name]
         share, end = (100 * n / balance.records for n in (positive, positive + unknown))
@@ -123,7 +124,7 @@ def _class_bars(axes: Axes, balance: Balance, shift: float, height: float, **loo
 
 
 def draw_people(catalog: Catalog, splits: dict[str, People]) -> Figure:
-    """Ages of each split's patients by sex, and how many are not known."""
+    """Draw the ages of each split's patients by sex, and how many are unknown."""
     sizes = ", ".join(f"{group.patients:,} {split}" for split, group in splits.items())
     whom = _whom(catalog)
     figure = new_figure(
@@ -160,7 +161,7 @@ def draw_people(catalog: Catalog, splits: dict[str, People]) -> Figure:
 
 
 def _whom(catalog: Catalog) -> str:
-    """What is counted: patients, or what stands for them where the source names none."""
+    """What is counted: patients, or what replaces them if the source has no patient IDs."""
     grouped_by = str(catalog.manifest["raw"]["grouped_by"])
     if grouped_by == "record" and catalog.task.scored == "scans":
         return "scans"

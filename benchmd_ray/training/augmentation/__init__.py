@@ -1,7 +1,7 @@
-"""Augmentation: how fine-tuning changes a signal each time it sees it.
+"""Augmentation: random changes of signals in fine-tuning.
 
-Draws depend on the seed, the step and the example's place in the batch of all workers, so that any
-number of workers and a resumed run see the same signals.
+Random numbers depend on the seed, the step and the example's position in the batch over all
+workers, so the signals do not depend on the number of workers or on interruptions.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from benchmd_ray.training.augmentation.mixing import mixed
 __all__ = ["augmented", "augmented_masks", "mixed", "require_applicable"]
 
 SPATIAL = ("flip", "affine", "blur")
-"""Changes of images and volumes only; time has a direction."""
+"""Changes only for images and volumes, as time has a direction."""
 TEMPORAL = ("lead_dropout", "wander")
-"""Changes of signals over time only."""
+"""Changes only for signals over time."""
 MIXING = ("mixup", "cutmix")
-"""Changes for which an example needs one target, which a mask is not."""
+"""Changes that need one target per example, so not for masks."""
 
 
 def augmented(
     signals: torch.Tensor, how: AugmentationSettings, seed: int, step: int, worker: Worker
 ) -> torch.Tensor:
-    """Normalised signals (batch, *input_shape), a worker's share of a step, each changed by itself.
+    """Augment a worker's normalised signals (batch, *input_shape) of a step, each independently.
 
-    The other workers' shares are as long.
+    All workers' shares have the same length.
     """
     draws = AugmentationDraws(len(signals), seed, step, worker)
     return altered(moved(signals, how, draws), how, draws)
@@ -40,13 +40,13 @@ def augmented(
 def augmented_masks(
     masks: torch.Tensor, how: AugmentationSettings, seed: int, step: int, worker: Worker
 ) -> torch.Tensor:
-    """Masks of a worker's signals of a training step, moved as `augmented` moves these."""
+    """Move a worker's masks of a training step in the same way as `augmented` moves the signals."""
     draws = AugmentationDraws(len(masks), seed, step, worker)
     return moved(masks[:, None], how, draws, nearest=True)[:, 0]
 
 
 def require_applicable(how: AugmentationSettings, signal: Signal, task: Task) -> None:
-    """Refuse changes that mean nothing for the signals or the task."""
+    """Refuse changes that do not apply to the signals or the task."""
     over_time = signal.axes[-1] == "time"
     others = SPATIAL if over_time else TEMPORAL
     for name in others:
@@ -54,13 +54,13 @@ def require_applicable(how: AugmentationSettings, signal: Signal, task: Task) ->
             of = "images and volumes" if over_time else "signals over time"
             raise BenchmdError(
                 f"transfer.augmentation.{name} is {getattr(how, name):g}, and {signal.name} has "
-                f"the axes {', '.join(signal.axes)}: expected 0, as it is for {of} only. Leave it "
-                f"out, or take one of {', '.join(TEMPORAL if over_time else SPATIAL)}."
+                f"the axes {', '.join(signal.axes)}: expected 0, since it is only for {of}. Omit "
+                f"it, or use one of {', '.join(TEMPORAL if over_time else SPATIAL)}."
             )
     for name in MIXING if task.segments else ():
         if getattr(how, name):
             raise BenchmdError(
                 f"transfer.augmentation.{name} is {getattr(how, name):g}, and the task on "
-                f"{signal.name} is a segmentation, whose masks cannot be mixed: expected 0. Leave "
-                "it out, or take flip, shift or affine, which move masks alike."
+                f"{signal.name} is a segmentation, whose masks cannot be mixed: expected 0. Omit "
+                "it, or use flip, shift or affine, which also move masks."
             )

@@ -1,7 +1,7 @@
-"""Changes of signals (batch, channel, *extents): those that move values, and those of the values.
+"""Spatial and value changes of signals (batch, channel, *extents).
 
-MONAI has most of them for one example at a time with a random state of its own; here the whole
-batch is changed at once, by numbers that do not depend on the number of workers.
+MONAI has most of them for one example at a time, with a separate random state; here the whole batch
+is changed at once, with random numbers that do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.seeds import AUGMENTATION
 
 AXES = 3
-"""Axes of a signal but the channel's, at most."""
+"""Most axes of a signal besides the channel."""
 TOGETHER = {"flip": AXES, "shift": AXES, "shape": 1}
-"""Changes whose numbers are drawn together, with how many an example needs of each."""
+"""Changes whose random numbers are drawn together, with the count per example."""
 AFFINE, BLUR, INTENSITY, NOISE, MASKING, LEADS, WANDER, MIXING = range(1, 9)
-"""What each of the others draws from; not 0, which would be the stream of `TOGETHER`."""
+"""Random streams of the other changes; 0 is the stream of `TOGETHER`."""
 ANGLE = math.pi / 6
 """Largest rotation in each plane, in radians: 30°."""
 SCALE = 1.5
-"""Largest factor of the extent of what is seen; the smallest is one over it."""
+"""Largest zoom factor; the smallest is its inverse."""
 ROUNDING = 1e-6
-"""What a shift in values may lack of a whole one: 28 · 1/7 is 4."""
+"""Tolerance below a whole number of values in a shift: 28 · 1/7 is 4."""
 BLURRED = 2.0
-"""Largest sd of the blur, in pixels."""
+"""Largest standard deviation of the blur, in pixels."""
 REACH = 3
-"""Standard deviations to either side that the blur reaches."""
+"""Radius of the blur in standard deviations."""
 CYCLES = (0.5, 5.0)
-"""Of the baseline's wander over a signal: 0.05 to 0.5 Hz in 10 s of an ECG, where it is filtered
-(Kligfield et al. 2007, doi:10.1161/CIRCULATIONAHA.106.180200), and in 30 s of an EEG below the
-slow waves of sleep."""
+"""Cycles of baseline wander over a signal: 0.05 to 0.5 Hz for 10 s of ECG, the filtered range
+(Kligfield et al. 2007, doi:10.1161/CIRCULATIONAHA.106.180200), ; for 30 s of EEG below the slow
+waves of sleep.
+"""
 
 
 @dataclass(frozen=True)
 class AugmentationDraws:
-    """Draws for a worker's share of a training step; the other workers' shares are as long."""
+    """Random numbers for a worker's share of a training step; all shares have the same length."""
 
     share: int
     seed: int
@@ -49,14 +50,14 @@ class AugmentationDraws:
     worker: Worker
 
     def uniform(self, numbers: int, *stream: int) -> torch.Tensor:
-        """Numbers in [0, 1): (share, numbers), on the worker's device."""
+        """Uniform numbers in [0, 1): (share, numbers), on the worker's device."""
         drawn = np.random.default_rng([AUGMENTATION, self.seed, self.step, *stream])
         every = drawn.random((self.share * self.worker.world, numbers), np.float32)
         share = every[self.worker.rank * self.share :][: self.share]
         return to_device(np.ascontiguousarray(share), self.worker.device)
 
     def together(self, how: AugmentationSettings) -> dict[str, torch.Tensor]:
-        """Numbers (share, numbers) for each of `TOGETHER` that is on."""
+        """Numbers (share, numbers) for each enabled change of `TOGETHER`."""
         used = {name: numbers for name, numbers in TOGETHER.items() if getattr(how, name)}
         if not used:
             return {}
@@ -68,19 +69,19 @@ class AugmentationDraws:
 
 
 def normal(shape: torch.Size, numbers: torch.Tensor) -> torch.Tensor:
-    """Standard normal float32 values of a shape (batch, …), at most 5.8 in size.
+    """Standard normal float32 values of a shape (batch, …), at most 5.8 in magnitude.
 
-    They depend only on two numbers in [0, 1) of each example, (batch, 2): to draw all of a batch on
-    the CPU, or with a generator for each example on a GPU, is slow. They are hashes of the numbers
-    and the value's place: counter-based, as Salmon et al. 2011 (doi:10.1145/2063384.2063405), with
-    the mixing function lowbias32 of Wellons (https://nullprogram.com/blog/2018/07/31/), made normal
-    by Box and Muller 1958 (doi:10.1214/aoms/1177706645).
+    They depend only on two numbers in [0, 1) per example, (batch, 2), since drawing a whole batch
+    on the CPU, or with one generator per example on a GPU, is slow. A value is a hash of these
+    numbers and its index, counter-based as in Salmon et al. 2011 (doi:10.1145/2063384.2063405),
+    with the mixing function lowbias32 of Wellons (https://nullprogram.com/blog/2018/07/31/), made
+    normal by Box and Muller 1958 (doi:10.1214/aoms/1177706645).
     """
     size = math.prod(shape[1:])
     halves = (numbers.double() * 2**16).long()
     key = _hashed(halves[:, :1] * 2**16 + halves[:, 1:])
     counter = _hashed(torch.arange(size + size % 2, device=numbers.device))
-    # The upper 24 bits are what float32 holds; the logarithm is not taken of 0.
+    # float32 holds the upper 24 bits; avoids the logarithm of 0.
     parts = (_hashed(counter ^ key) >> 8).float() * 2**-24
     first, second = parts.chunk(2, dim=1)
     radius = (-2 * (first + 2**-24).log()).sqrt()
@@ -94,7 +95,7 @@ def _hashed(x: torch.Tensor) -> torch.Tensor:
     x = x ^ x >> 16
     x = x * 0x7FEB352D & bits
     x = x ^ x >> 15
-    x = x * 0x846CA68B & bits  # where this overflows, the lower 32 bits are right all the same
+    x = x * 0x846CA68B & bits  # the lower 32 bits are right even if this overflows
     return x ^ x >> 16
 
 
@@ -105,7 +106,7 @@ def moved(
     *,
     nearest: bool = False,
 ) -> torch.Tensor:
-    """Signals, or masks by the nearest value (``nearest``), with their values moved."""
+    """Apply the spatial changes to signals, or to masks with ``nearest`` interpolation."""
     together = draws.together(how)
     if how.flip:
         signals = flipped(signals, together["flip"], how.flip)
@@ -118,7 +119,7 @@ def moved(
 
 
 def flipped(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
-    """Signals mirrored along each axis whose number is below half the strength."""
+    """Mirror signals along each axis whose number is below half the strength."""
     for axis in range(2, signals.dim()):
         turned = per_example(numbers[:, axis - 2] < 0.5 * strength, signals)
         signals = torch.where(turned, signals.flip(axis), signals)
@@ -126,7 +127,7 @@ def flipped(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> to
 
 
 def shifted(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
-    """Signals shifted; what moves in from beyond the border is what is at the border."""
+    """Shift signals; values at the border are repeated beyond it."""
     for axis in range(2, signals.dim()):
         extent = signals.shape[axis]
         most = math.floor(extent * strength + ROUNDING)
@@ -143,13 +144,13 @@ def shifted(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> to
 def transformed(
     signals: torch.Tensor, numbers: torch.Tensor, strength: float, *, nearest: bool = False
 ) -> torch.Tensor:
-    """Signals of two or three axes rotated and scaled about their centre.
+    """Rotate and scale signals of two or three axes about their centre.
 
     ``numbers`` (batch, 4) in [0, 1) are an angle for each plane, (x, y), (x, z) and (y, z), and a
-    scale. In a plane whose extents differ the angle is multiplied with the shorter one over the
-    longer one, so that thin slabs stay within. Beyond the border values are those at the border.
+    scale. In a plane with different extents the angle is multiplied by the ratio of the shorter to
+    the longer one, so that thin slabs stay inside. Values at the border are repeated beyond it.
     """
-    extents = signals.shape[:1:-1]  # (x, y) or (x, y, z), as the matrices have them
+    extents = signals.shape[:1:-1]  # (x, y) or (x, y, z), the order of the matrices
     signed = strength * (2 * numbers.float() - 1)
     axes = len(extents)
     planes = [(a, b) for a in range(axes) for b in range(a + 1, axes)]
@@ -159,7 +160,7 @@ def transformed(
         matrix = matrix @ _rotation(ANGLE * thin * signed[:, number], a, b, axes)
     matrix = matrix * torch.exp(-math.log(SCALE) * signed[:, -1])[:, None, None]
     sizes = to_device(np.array(extents, np.float32), signals.device)
-    relative = matrix * sizes / sizes[:, None]  # from places to shares of each extent
+    relative = matrix * sizes / sizes[:, None]  # from positions to fractions of each extent
     theta = torch.cat([relative, relative.new_zeros(len(signals), axes, 1)], dim=2)
     grid = functional.affine_grid(theta, list(signals.shape), align_corners=False)
     mode = "nearest" if nearest else "bilinear"
@@ -179,14 +180,14 @@ def _rotation(angles: torch.Tensor, a: int, b: int, axes: int) -> torch.Tensor:
 
 
 def per_example(numbers: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
-    """One number of each example (batch,), as broad as the signals."""
+    """One number per example (batch,), reshaped to broadcast with the signals."""
     return numbers.view(-1, *[1] * (signals.dim() - 1))
 
 
 def altered(
     signals: torch.Tensor, how: AugmentationSettings, draws: AugmentationDraws
 ) -> torch.Tensor:
-    """Normalised signals with their values changed; padding, 0 in all channels (D3), stays so."""
+    """Apply the value changes to normalised signals; padding, 0 in all channels (D3), stays 0."""
     before, leads = signals, signals.shape[1]
     if how.blur:
         signals = blurred(signals, draws.uniform(1, BLUR), how.blur)
@@ -208,12 +209,12 @@ def altered(
 
 
 def valid(signals: torch.Tensor) -> torch.Tensor:
-    """Where an example is not padding: (batch, 1, *extents)."""
+    """Mask of the values that are not padding: (batch, 1, *extents)."""
     return (signals != 0).any(dim=1, keepdim=True)
 
 
 def spread(signals: torch.Tensor) -> torch.Tensor:
-    """Standard deviation of each example over all its values but padding: (batch, 1, …)."""
+    """Standard deviation of each example without padding: (batch, 1, …)."""
     is_signal = valid(signals).expand_as(signals).flatten(1)
     values = signals.flatten(1)
     count = is_signal.sum(dim=1, keepdim=True).clamp(min=1)
@@ -229,19 +230,19 @@ def means(signals: torch.Tensor) -> torch.Tensor:
 
 
 def noisy(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
-    """White noise added, of an sd up to ``strength`` times that of the example.
+    """Add white noise with up to ``strength`` times the example's standard deviation.
 
-    ``numbers`` (batch, 3): one for the noise's sd, two that its values depend on.
+    ``numbers`` (batch, 3): one for the noise's standard deviation, two for its values.
     """
     deviation = strength * per_example(numbers[:, 0], signals) * spread(signals)
     return signals + deviation * normal(signals.shape, numbers[:, 1:])
 
 
 def scaled(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
-    """The distance to each channel's mean multiplied, and an offset added.
+    """Scale each channel about its mean, and add an offset.
 
     ``numbers`` (batch, 2): for the factor, 1 ± strength / 2, and for the offset, ± strength / 2
-    times the example's sd.
+    times the example's standard deviation.
     """
     factor, offset = (strength * (per_example(numbers[:, i], signals) - 0.5) for i in (0, 1))
     centre = means(signals)
@@ -249,19 +250,19 @@ def scaled(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> tor
 
 
 def masked(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
-    """A block replaced by the means of the channels (DeVries and Taylor, arXiv:1708.04552).
+    """Replace a block by the channel means (DeVries and Taylor, arXiv:1708.04552).
 
-    ``numbers`` (batch, 4): for the block's share, up to ``strength``, and its place.
+    ``numbers`` (batch, 4): for the block's share, up to ``strength``, and its position.
     """
     inside = block(signals, strength * numbers[:, 0], numbers[:, 1:])
     return torch.where(inside, means(signals), signals)
 
 
 def block(signals: torch.Tensor, shares: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Whether a place is inside a block of the signals' proportions: (batch, 1, *extents).
+    """Mask of a block with the proportions of the signal: (batch, 1, *extents).
 
-    ``shares`` (batch,) are of all places, with edges rounded; ``places`` (batch, axes) in [0, 1)
-    say where the block is along each axis, wholly within.
+    ``shares`` (batch,) are the block's shares of all values, with rounded edges; ``places`` (batch,
+    axes) in [0, 1) are its positions along each axis, always wholly inside the signal.
     """
     extents = signals.shape[2:]
     inside = torch.ones(len(signals), 1, *[1] * len(extents), device=signals.device).bool()
@@ -277,9 +278,9 @@ def block(signals: torch.Tensor, shares: torch.Tensor, places: torch.Tensor) -> 
 
 
 def blurred(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
-    """Gaussian blur along each axis but the channel's; beyond the border values are repeated.
+    """Gaussian blur along each axis but the channel; values at the border are repeated beyond it.
 
-    ``numbers`` (batch, 1): for the sd, from 0 to ``BLURRED * strength`` pixels.
+    ``numbers`` (batch, 1): for the standard deviation, 0 to ``BLURRED * strength`` pixels.
     """
     reach = math.ceil(REACH * BLURRED * strength)
     steps = torch.arange(-reach, reach + 1, device=signals.device)
@@ -297,9 +298,10 @@ def blurred(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> to
 
 
 def without_leads(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
-    """Leads replaced by their means, of signals (batch, lead, time).
+    """Replace leads of signals (batch, lead, time) by their means.
 
-    Those whose ``numbers`` (batch, leads) are below ``strength`` are, but for the largest one's.
+    Leads whose ``numbers`` (batch, leads) are below ``strength`` are replaced, except the one with
+    the largest number.
     """
     flat = numbers < strength
     flat = flat.scatter(1, numbers.argmax(dim=1, keepdim=True), False)
@@ -307,10 +309,10 @@ def without_leads(signals: torch.Tensor, numbers: torch.Tensor, strength: float)
 
 
 def wandering(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
-    """A slow sine added to each lead, of one frequency for all of a signal (batch, lead, time).
+    """Add a slow sine to each lead, with one frequency per signal (batch, lead, time).
 
     ``numbers`` (batch, 1 + 2 leads): for the cycles, on a logarithmic scale, amplitudes and phases.
-    ``strength``: largest amplitude, over the example's sd.
+    ``strength``: largest amplitude, in standard deviations of the example.
     """
     leads, extent = signals.shape[1:]
     low, high = CYCLES

@@ -1,8 +1,8 @@
 """Mixtures of two examples of a step, with their targets: mixup and CutMix.
 
 Sources: Zhang et al. (https://arxiv.org/abs/1710.09412); Yun et al.
-(https://arxiv.org/abs/1905.04899), here with the block wholly within the signal, so that it has the
-share that is drawn. Where both are on, each step takes one of them, with equal chance.
+(https://arxiv.org/abs/1905.04899), here with the block wholly inside the signal, so that it has
+exactly the drawn share. If both are enabled, each step uses one of them with equal probability.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from benchmd_ray.training.seeds import AUGMENTATION
 
 @dataclass(frozen=True)
 class Mixtures:
-    """The mixtures of a step, in the order of the batch of all workers."""
+    """The mixtures of a step, in the order of the batch over all workers."""
 
     cut: bool
-    """Whether a block is taken of the other example, else the mean of both."""
+    """Whether a block of the other example is used (CutMix), instead of the mean of both
+    (mixup).
+    """
     partners: npt.NDArray[np.int64]
-    """Place of the other example: (batch,)."""
+    """Index of the other example: (batch,)."""
     shares: npt.NDArray[np.float32]
-    """Of the example itself: (batch,)."""
+    """Share of the example itself: (batch,)."""
     places: npt.NDArray[np.float32]
-    """Where the block is along each axis, in [0, 1): (batch, 3)."""
+    """Position of the block along each axis, in [0, 1): (batch, 3)."""
 
 
 def drawn_mixtures(
     real: npt.NDArray[np.bool_], how: AugmentationSettings, seed: int, step: int
 ) -> Mixtures:
-    """Draw mixtures of the ``real`` examples, (batch,) of all workers; padding is left alone."""
+    """Draw mixtures of the ``real`` examples, (batch,) over all workers; padding is not mixed."""
     generator = np.random.default_rng([AUGMENTATION, seed, step, MIXING])
     cut = bool(how.cutmix) and (not how.mixup or bool(generator.random() < 0.5))
     alpha, rows = (how.cutmix if cut else how.mixup), np.flatnonzero(real)
@@ -53,9 +55,9 @@ def drawn_mixtures(
 def mixed(
     batch: Batch, how: AugmentationSettings, kind: TaskKind, seed: int, step: int, worker: Worker
 ) -> Batch:
-    """The share with pairs of examples mixed, as drawn for the batch of all workers.
+    """Mix pairs of examples of a worker's share, as drawn for the batch over all workers.
 
-    Targets are between 0 and 1 then, or -1 where that of either is unknown.
+    Targets are then between 0 and 1, or -1 if either target is unknown.
     """
     if not (how.mixup or how.cutmix):
         return batch
@@ -80,10 +82,10 @@ def mixed(
 def mixed_targets(
     targets: torch.Tensor, others: torch.Tensor, shares: torch.Tensor, kind: TaskKind
 ) -> torch.Tensor:
-    """Means of two targets (batch, classes), 1, 0 or -1 (unknown), class by class.
+    """Weighted means of two targets (batch, classes) of 1, 0 or -1 (unknown), class by class.
 
-    ``shares`` (batch,) are those of the first. -1 where either is unknown; where classes exclude
-    each other, so is an example without a positive one.
+    ``shares`` (batch,) are the weights of the first. The result is -1 if either is unknown; with
+    exclusive classes an example without a positive class counts as unknown.
     """
     if kind in EXCLUSIVE:
         labelled = [(values == 1).any(dim=1, keepdim=True) for values in (targets, others)]

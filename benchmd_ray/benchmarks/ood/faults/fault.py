@@ -51,20 +51,31 @@ class Fault:
         require_plain_name("fault", self.name)
 
 
-def makers(
-    within: Callable[[Any], Callable[[Recorded, int, np.random.Generator], Values]],
-) -> tuple[Callable[..., Fault], Callable[..., Fault], Callable[..., Fault]]:
-    """Makers of faults from name, title and change: of one severity, of three, unrelated.
+Change = Callable[[Values, Recorded, int, np.random.Generator], Values]
+"""From the valid part of a record, the record, a severity and random numbers to the same part."""
 
-    ``within`` turns a change of a record's valid part into a `Fault.make`.
+
+def makers(
+    seen: Callable[[Values, Recorded], Values], stored: Callable[[Values, Recorded], Values]
+) -> tuple[Callable[..., Fault], Callable[..., Fault], Callable[..., Fault]]:
+    """Makers of faults from name, title and `Change`: of one severity, of three, unrelated.
+
+    ``seen`` turns stored steps into what a change takes, ``stored`` turns its result back. Padding
+    stays as it is.
     """
 
-    def once(name: str, title: str, change: Any, **more: Any) -> Fault:
-        return Fault(name, title, within(change), (1,), **more)
+    def graded(
+        name: str, title: str, change: Change, severities: tuple[int, ...] = SEVERITIES, **more: Any
+    ) -> Fault:
+        def make(record: Recorded, severity: int, draw: np.random.Generator) -> Values:
+            area, changed = valid_values(record), record.values.copy()
+            values = change(seen(changed[area], record), record, severity, draw)
+            changed[area] = stored(values, record)
+            return changed
 
-    def graded(name: str, title: str, change: Any) -> Fault:
-        return Fault(name, title, within(change))
+        return Fault(name, title, make, severities, **more)
 
+    once = partial(graded, severities=(1,))
     return once, graded, partial(once, use_case="unrelated")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from io import BytesIO
 from string import ascii_letters
 
@@ -10,36 +9,15 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
-from benchmd_ray.benchmarks.ood.faults.fault import (
-    Fault,
-    Recorded,
-    Values,
-    makers,
-    spread,
-    valid_values,
-)
+from benchmd_ray.benchmarks.ood.faults.fault import Change, Fault, Recorded, Values, makers, spread
 from benchmd_ray.modality.signals import Signal
 
-Change = Callable[[Values, int, np.random.Generator], Values]
-"""From (channels, y, x) within 0 and 1, a severity and random numbers to the same."""
 LARGEST = 255.0
 LETTER, PAGE = (6, 11), 80
 """Width and height of a letter of Pillow's font in pixels, and the extent of images
 that they fit: twice as large letters from twice the extent, and so on."""
 BLOCKS = 64
 """Pixels along y and x that an image has at least for JPEG's blocks of 8 to be parts of it."""
-
-
-def _within(change: Change) -> Callable[[Recorded, int, np.random.Generator], Values]:
-    """A change of the valid pixels, which leaves padding as it is."""
-
-    def make(record: Recorded, severity: int, draw: np.random.Generator) -> Values:
-        area, changed = valid_values(record), record.values.copy()
-        seen = change(changed[area] / np.float32(LARGEST), severity, draw)
-        changed[area] = np.clip(np.round(seen * LARGEST), 0, LARGEST)
-        return changed
-
-    return make
 
 
 def resized(x: Values, shape: tuple[int, ...]) -> Values:
@@ -68,7 +46,7 @@ def smooth_noise(shape: tuple[int, ...], draw: np.random.Generator) -> Values:
     return np.asarray(noise / max(float(noise.std()), 1e-12), np.float32)
 
 
-def off_centre(x: Values, severity: int, draw: np.random.Generator) -> Values:
+def off_centre(x: Values, _: Recorded, severity: int, draw: np.random.Generator) -> Values:
     """Moved by 15, 30 and 50 % of its extent; what is not seen is black."""
     share = {1: 0.15, 2: 0.3, 3: 0.5}[severity]
     angle = draw.uniform(0, 2 * np.pi)
@@ -79,43 +57,47 @@ def off_centre(x: Values, severity: int, draw: np.random.Generator) -> Values:
     return np.asarray(ndimage.shift(x, (0, *shift), order=0), np.float32)
 
 
-def blurred(x: Values, severity: int, _: np.random.Generator) -> Values:
+def blurred(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
     """Out of focus or moved: a Gaussian of 2, 4 and 8 % of its extent."""
     sigma = {1: 0.02, 2: 0.04, 3: 0.08}[severity] * max(x.shape[1:])
     return np.asarray(ndimage.gaussian_filter(x, (0, sigma, sigma)), np.float32)
 
 
-def over_exposed(x: Values, severity: int, _: np.random.Generator) -> Values:
+def over_exposed(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
     """1.3, 1.8 and 3 times the light; the brightest is lost."""
     return np.asarray(np.minimum(x * np.float32({1: 1.3, 2: 1.8, 3: 3.0}[severity]), 1))
 
 
-def part_lost(x: Values, severity: int, _: np.random.Generator) -> Values:
+def part_lost(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
     """The lower tenth, quarter and half black."""
     extent = x.shape[1]
     x[:, extent - max(1, round({1: 0.1, 2: 0.25, 3: 0.5}[severity] * extent)) :] = 0
     return x
 
 
-def low_resolution(x: Values, severity: int, _: np.random.Generator) -> Values:
+def low_resolution(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
     """Shrunk by 2, 3.5 and 7, and enlarged again."""
     factor = {1: 2.0, 2: 3.5, 3: 7.0}[severity]
     small = tuple(max(2, round(extent / factor)) for extent in x.shape[1:])
     return resized(resized(x, small), x.shape[1:])
 
 
-def noisy(x: Values, severity: int, draw: np.random.Generator) -> Values:
+def noisy(x: Values, _: Recorded, severity: int, draw: np.random.Generator) -> Values:
     """Noise of 5, 10 and 20 % of the range."""
     size = {1: 0.05, 2: 0.1, 3: 0.2}[severity]
     return (x + size * draw.standard_normal(x.shape)).astype(np.float32)
 
 
-def brown_noise(x: Values, _: int, draw: np.random.Generator) -> Values:
-    """Nothing but smooth noise, of the record's mean and spread."""
-    return np.asarray(x.mean() + np.float32(spread(x, 0.2)) * smooth_noise(x.shape, draw))
+def brown_noise(of_flat: float) -> Change:
+    """Nothing but smooth noise, of the record's mean and spread, or ``of_flat`` of flat ones."""
+
+    def change(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> Values:
+        return np.asarray(x.mean() + np.float32(spread(x, of_flat)) * smooth_noise(x.shape, draw))
+
+    return change
 
 
-def text(x: Values, _: int, draw: np.random.Generator) -> Values:
+def text(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> Values:
     """Lines of random letters 11 pixels high or a multiple, black on white or white on black."""
     times = max(1, min(x.shape[1:]) // PAGE)
     high, wide = (-(-extent // times) for extent in x.shape[1:])
@@ -129,7 +111,7 @@ def text(x: Values, _: int, draw: np.random.Generator) -> Values:
     return np.broadcast_to(seen if draw.random() < 0.5 else 1 - seen, x.shape).copy()
 
 
-def compressed(x: Values, severity: int, _: np.random.Generator) -> Values:
+def compressed(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
     """JPEG of quality 30, 15 and 5."""
     pixels = np.round(x * LARGEST).astype(np.uint8).transpose(1, 2, 0)
     file = BytesIO()
@@ -139,7 +121,7 @@ def compressed(x: Values, severity: int, _: np.random.Generator) -> Values:
     return back.transpose(2, 0, 1) / np.float32(LARGEST)
 
 
-def chest_wall_lost(x: Values, severity: int, _: np.random.Generator) -> Values:
+def chest_wall_lost(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
     """10, 20 and 40 % lost at the brighter side, where a breast begins; black at the other."""
     lost = max(1, round({1: 0.1, 2: 0.2, 3: 0.4}[severity] * x.shape[2]))
     half, cut = x.shape[2] // 2, np.zeros_like(x)
@@ -150,14 +132,14 @@ def chest_wall_lost(x: Values, severity: int, _: np.random.Generator) -> Values:
     return cut
 
 
-def two_films(x: Values, _: int, __: np.random.Generator) -> Values:
+def two_films(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
     """The picture twice side by side, squeezed to the same extent."""
     _, high, wide = x.shape
     narrow = resized(x, (high, -(-wide // 2)))
     return np.concatenate([narrow, narrow], axis=2)[:, :, :wide]
 
 
-def framed(x: Values, severity: int, _: np.random.Generator) -> Values:
+def framed(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
     """A black frame of 5, 10 and 20 % on all sides."""
     for axis, extent in enumerate(x.shape[1:], 1):
         edge = max(1, round({1: 0.05, 2: 0.1, 3: 0.2}[severity] * extent))
@@ -167,20 +149,20 @@ def framed(x: Values, severity: int, _: np.random.Generator) -> Values:
     return x
 
 
-def white_balance(x: Values, severity: int, _: np.random.Generator) -> Values:
+def white_balance(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
     """Too warm: more red and less blue, by 10, 25 and 50 %."""
     share = {1: 0.1, 2: 0.25, 3: 0.5}[severity]
     gains = np.array([1 + share, 1, 1 - share], np.float32).reshape(3, 1, 1)
     return np.asarray(np.clip(x * gains, 0, 1).astype(np.float32))
 
 
-def half_dark(x: Values, severity: int, _: np.random.Generator) -> Values:
+def half_dark(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
     """Light that falls off to one side, to 60, 30 and 0 %."""
     least = {1: 0.6, 2: 0.3, 3: 0.0}[severity]
     return np.asarray(x * np.linspace(1, least, x.shape[2], dtype=np.float32))
 
 
-def flare(x: Values, severity: int, draw: np.random.Generator) -> Values:
+def flare(x: Values, _: Recorded, severity: int, draw: np.random.Generator) -> Values:
     """A bright spot of 10, 20 and 35 % of the extent."""
     radius = {1: 0.1, 2: 0.2, 3: 0.35}[severity] * max(x.shape[1:])
     middle = [draw.uniform(0.2, 0.8) * extent for extent in x.shape[1:]]
@@ -189,10 +171,9 @@ def flare(x: Values, severity: int, draw: np.random.Generator) -> Values:
     return np.asarray(np.minimum(x + np.exp(-far / (2 * (radius / 2) ** 2)), 1).astype(np.float32))
 
 
-def hairs(x: Values, severity: int, draw: np.random.Generator) -> Values:
+def hairs(x: Values, _: Recorded, severity: int, draw: np.random.Generator) -> Values:
     """3, 10 and 30 dark lines across."""
-    for _ in range({1: 3, 2: 10, 3: 30}[severity]):
-        start, end = draw.random((2, 2))
+    for start, end in draw.random(({1: 3, 2: 10, 3: 30}[severity], 2, 2)):
         share = np.linspace(0, 1, 2 * max(x.shape[1:]))[:, None]
         line = (start + share * (end - start)) * (np.array(x.shape[1:]) - 1)
         rows, columns = np.round(line).astype(int).T
@@ -200,7 +181,7 @@ def hairs(x: Values, severity: int, draw: np.random.Generator) -> Values:
     return x
 
 
-def ruler(x: Values, severity: int, draw: np.random.Generator) -> Values:
+def ruler(x: Values, _: Recorded, severity: int, draw: np.random.Generator) -> Values:
     """A light ruler with dark ticks along one side, of 5, 10 and 20 % of the extent."""
     side = np.rot90(x, int(draw.integers(4)), axes=(1, 2))  # a view
     width = max(2, round({1: 0.05, 2: 0.1, 3: 0.2}[severity] * side.shape[1]))
@@ -209,7 +190,10 @@ def ruler(x: Values, severity: int, draw: np.random.Generator) -> Values:
     return x
 
 
-_once, _graded, _unrelated = makers(_within)
+_once, _graded, _unrelated = makers(
+    seen=lambda x, _: x / np.float32(LARGEST),  # within 0 and 1
+    stored=lambda x, _: np.clip(np.round(x * LARGEST), 0, LARGEST),
+)
 ANY = (
     _once("inverted", "light and dark exchanged", lambda x, *_: 1 - x),
     _once(
@@ -224,13 +208,13 @@ ANY = (
     _graded(
         "darker",
         "too dark (gamma)",
-        lambda x, severity, _: x ** np.float32((1.5, 2.0, 3.0)[severity - 1]),
+        lambda x, _, severity, __: x ** np.float32((1.5, 2.0, 3.0)[severity - 1]),
     ),
     _graded("over-exposed", "over-exposed", over_exposed),
     _graded(
         "depth-mistaken",
         "fewer bits read as 16",
-        lambda x, severity, _: x / np.float32(2 * 2**severity),
+        lambda x, _, severity, __: x / np.float32(2 * 2**severity),
     ),
     _graded("part-lost", "lower part lost", part_lost),
     _graded("low-resolution", "low resolution", low_resolution),
@@ -239,9 +223,9 @@ ANY = (
     _unrelated(
         "white-noise",
         "nothing but noise (positive control)",
-        lambda x, _, draw: draw.random(x.shape, np.float32),
+        lambda x, _, __, draw: draw.random(x.shape, np.float32),
     ),
-    _unrelated("brown-noise", "nothing but smooth noise", brown_noise),
+    _unrelated("brown-noise", "nothing but smooth noise", brown_noise(0.2)),
     _unrelated("text", "letters", text),
 )
 GREY = (

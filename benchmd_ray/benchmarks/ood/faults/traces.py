@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.faults.fault import (
-    Fault,
-    Recorded,
-    Values,
-    makers,
-    spread,
-    valid_values,
-)
+from benchmd_ray.benchmarks.ood.faults.fault import Change, Fault, Recorded, Values, makers, spread
 from benchmd_ray.modality.signals import Signal
 
 LIMB = ("I", "II", "III", "aVR", "aVL", "aVF")
 CHEST = tuple(f"V{number}" for number in range(1, 7))
-Change = Callable[[Values, Recorded, int, np.random.Generator], Values]
-
-
-def _within(change: Change) -> Callable[[Recorded, int, np.random.Generator], Values]:
-    """A change of (channels, valid samples), which leaves padding as it is."""
-
-    def make(record: Recorded, severity: int, draw: np.random.Generator) -> Values:
-        area, changed = valid_values(record), record.values.copy()
-        changed[area] = change(changed[area].copy(), record, severity, draw)
-        return changed
-
-    return make
 
 
 def _rate(record: Recorded) -> float:
@@ -202,7 +181,7 @@ def saturated(x: Values, record: Recorded, severity: int, draw: np.random.Genera
     return x
 
 
-_once, _graded, _unrelated = makers(_within)
+_once, _graded, _unrelated = makers(seen=lambda x, _: x.copy(), stored=lambda x, _: x)
 ANY = (
     _once("inverted", "wrong sign", lambda x, *_: -x),
     _graded("clipped", "amplifier saturates", clipped),

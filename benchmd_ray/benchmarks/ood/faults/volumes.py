@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.faults.fault import (
-    LIMITS,
-    Fault,
-    Recorded,
-    Values,
-    makers,
-    spread,
-    valid_values,
-)
-from benchmd_ray.benchmarks.ood.faults.images import LARGEST, resized, smooth_noise
+from benchmd_ray.benchmarks.ood.faults.fault import LIMITS, Fault, Recorded, Values, makers
+from benchmd_ray.benchmarks.ood.faults.images import LARGEST, brown_noise, resized
 from benchmd_ray.modality.signals import Signal, Window
 
 AIR = -1000.0
 """HU."""
-Change = Callable[[Values, Recorded, int, np.random.Generator], Values]
-"""From (channels, z, y, x) in the signal's unit to the same."""
-
-
-def _within(change: Change) -> Callable[[Recorded, int, np.random.Generator], Values]:
-    """A change of the valid voxels, which leaves padding as it is."""
-
-    def make(record: Recorded, severity: int, draw: np.random.Generator) -> Values:
-        area, changed, step = valid_values(record), record.values.copy(), np.float32(record.step)
-        seen = np.round(change(changed[area] * step, record, severity, draw) / step)
-        changed[area] = np.clip(seen, *LIMITS[record.signal.dtype])
-        return changed
-
-    return make
 
 
 def window_applied(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
@@ -83,12 +59,12 @@ def white_noise(x: Values, record: Recorded, _: int, draw: np.random.Generator) 
     return (low + (high - low) * draw.random(x.shape)).astype(np.float32)
 
 
-def brown_noise(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> Values:
-    """Nothing but smooth noise, of the record's mean and spread; of a flat one of spread 50."""
-    return np.asarray(x.mean() + np.float32(spread(x, 50.0)) * smooth_noise(x.shape, draw))
-
-
-_once, _graded, _unrelated = makers(_within)
+_once, _graded, _unrelated = makers(
+    seen=lambda x, record: x * np.float32(record.step),  # in the signal's unit
+    stored=lambda x, record: np.clip(
+        np.round(x / np.float32(record.step)), *LIMITS[record.signal.dtype]
+    ),
+)
 ANY = (
     _once("upside-down", "last slice first", lambda x, *_: x[:, ::-1].copy()),
     _once("mirrored", "mirrored", lambda x, *_: x[..., ::-1].copy()),
@@ -104,7 +80,7 @@ ANY = (
     ),
     _graded("noisy", "noise", noisy),
     _unrelated("white-noise", "nothing but noise (positive control)", white_noise),
-    _unrelated("brown-noise", "nothing but smooth noise", brown_noise),
+    _unrelated("brown-noise", "nothing but smooth noise", brown_noise(50.0)),
 )
 HOUNSFIELD = (
     _once("without-intercept", "rescale intercept not applied", lambda x, *_: x + np.float32(1024)),

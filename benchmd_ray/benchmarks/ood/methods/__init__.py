@@ -1,4 +1,4 @@
-"""Detectors, one file each: a state fitted on in-distribution records, and a score by it.
+"""Detectors, grouped by what they read: a state fitted on in-distribution records, and a score.
 
 An installed package adds its own by an entry point of ``detector`` (`extensions.plugins.GROUPS`): a
 function without arguments that gives a `Detector`.
@@ -9,87 +9,38 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from benchmd_ray.benchmarks.ood.methods import (
-    ash,
+    activations,
     autoencoder,
-    binary_classifier,
     binary_network,
-    dice,
-    distance,
-    energy,
-    entropy,
-    fdbd,
-    feature_knn,
-    gen,
-    gmm,
-    gradnorm,
-    kl_matching,
-    knn,
-    mahalanobis,
-    mahalanobis_layers,
-    mahalanobis_per_class,
-    max_logit,
-    mc_dropout,
-    msp,
-    nci,
-    nnguide,
-    odin,
+    classifiers,
+    features,
+    gaussian,
+    neighbours,
     openmax,
+    outputs,
     pretrained,
-    react,
-    reconstruction,
-    residual,
-    rmd,
-    scale,
-    score_svm,
-    she,
-    temperature,
-    vim,
 )
 from benchmd_ray.benchmarks.ood.methods.method import Detector
 from benchmd_ray.benchmarks.ood.methods.outside import guarded
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.plugins import GROUPS, plugin, plugin_source
 
-_ONE = (
-    msp,
-    temperature,
-    mc_dropout,
-    odin,
-    max_logit,
-    energy,
-    entropy,
-    gen,
-    kl_matching,
-    openmax,
-    gradnorm,
-    react,
-    dice,
-    ash,
-    scale,
-    knn,
-    mahalanobis,
-    mahalanobis_per_class,
-    mahalanobis_layers,
-    rmd,
-    gmm,
-    residual,
-    vim,
-    she,
-    nnguide,
-    fdbd,
-    nci,
-    reconstruction,
-    binary_classifier,
-    binary_network,
-    score_svm,
-    feature_knn,
-)
 METHODS: dict[str, Detector] = {
     method.name: method
     for method in (
-        *(module.METHOD for module in _ONE),
+        *outputs.METHODS,
+        openmax.METHOD,
+        *activations.METHODS,
+        neighbours.KNN,
+        *gaussian.METHODS,
+        *features.METHODS,
+        pretrained.MAE_LOSS,
+        classifiers.BINARY,
+        binary_network.METHOD,
+        classifiers.SCORE_SVM,
+        classifiers.FEATURE_KNN,
         *pretrained.METHODS,
-        *distance.METHODS,
+        *neighbours.OF_PICTURES,
         *autoencoder.METHODS,
     )
 }

@@ -21,10 +21,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmd_ray.benchmarks.ood.methods.distance import MOST
 from benchmd_ray.benchmarks.ood.methods.formulas import drawn
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
-from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
+from benchmd_ray.benchmarks.ood.methods.neighbours import MOST_PICTURES, nearest
 
 CHANNELS, CODE = (16, 32, 64), 64
 """Channels after each halving, and numbers of a code."""
@@ -117,7 +116,7 @@ def fit(bank: Bank, *, kind: AutoencoderKind, codes: bool = False, steps: int = 
     pictures = bank.seen.more["pixels"]
     state = _trained(pictures, kind, steps)
     if codes:
-        rows = drawn(len(pictures), MOST)
+        rows = drawn(len(pictures), MOST_PICTURES)
         state = state | {"codes": codes_of(state, pictures[rows], kind)}
     return state
 

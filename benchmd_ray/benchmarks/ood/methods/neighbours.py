@@ -1,12 +1,15 @@
-"""The nearest neighbours of records among many, exactly and in bounded memory."""
+"""Distances to nearest neighbours, exactly and in bounded memory, and detectors by them."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmd_ray.benchmarks.ood.methods.method import Floats
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn, unit
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 QUERIES, BANK = 512, 32768
 """Records of a block; a block of distances has 64 MB, and twice as many in float64."""
@@ -103,3 +106,56 @@ def _candidates(
         rows = rows.gather(1, chosen)
     limit = near[:, -1].cpu().numpy()  # ascending
     return np.asarray(rows.cpu().numpy(), np.int64), np.asarray(limit, np.float64)
+
+
+UNIT_BLOCK = 4096
+NEIGHBOURS = 50
+"""At most, of features; a tenth of the records where that is less."""
+MOST_PICTURES = 1000
+"""Training records whose pictures or codes are compared with, drawn by a fixed seed."""
+
+
+def units(features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Features of length 1, (records, width), made in blocks: a bank may have a million records."""
+    scaled = np.array(features, np.float32)
+    for start in range(0, len(scaled), UNIT_BLOCK):
+        scaled[start : start + UNIT_BLOCK] = unit(scaled[start : start + UNIT_BLOCK])
+    return scaled
+
+
+def fit_knn(bank: Bank, *, neighbours: int = NEIGHBOURS) -> State:
+    """The records' features of length 1, and how many neighbours are counted."""
+    count = max(1, min(neighbours, len(bank.seen) // 10))
+    return {"features": units(bank.seen.features), "k": np.array(count)}
+
+
+def knn(state: State, seen: Seen, head: Head) -> Floats:
+    """Distance to the k-th nearest, of features of length 1: within 0 and 2."""
+    return nearest(state["features"], units(seen.features), int(state["k"]))[:, -1]
+
+
+def flat_pictures(seen: Seen) -> npt.NDArray[np.float32]:
+    """Small pictures of signals as networks see them: (records, pixels)."""
+    return seen.more["pixels"].reshape(len(seen), -1)
+
+
+def _fit_pictures(bank: Bank) -> State:
+    return {"records": flat_pictures(bank.seen)[drawn(len(bank.seen), MOST_PICTURES)]}
+
+
+def _pictures(state: State, seen: Seen, head: Head, *, k: int) -> Floats:
+    return nearest(state["records"], flat_pictures(seen), k)[:, -1]
+
+
+KNN = Detector("knn", "deep KNN", fit_knn, knn, "Sun et al., ICML 2022")
+OF_PICTURES = tuple(
+    Detector(
+        f"pixel-knn-{k}",
+        f"pixel KNN-{k}",
+        _fit_pictures,
+        partial(_pictures, k=k),
+        "Shafaei et al., BMVC 2019; Cao et al., arXiv 2007.04250",
+        needs=("pixels",),
+    )
+    for k in (1, 8)
+)

@@ -76,10 +76,5 @@ def _score(state: State, seen: Seen, head: Head) -> Floats:
 
 
 METHOD = Detector(
-    "openmax",
-    "OpenMax",
-    _fit,
-    _score,
-    "Bendale and Boult, CVPR 2016",
-    exclusive_only=True,
+    "openmax", "OpenMax", _fit, _score, "Bendale and Boult, CVPR 2016", exclusive_only=True
 )

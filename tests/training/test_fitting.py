@@ -1,0 +1,135 @@
+"""Random kernels as a technique: fitted to training records, transferred, exported."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from benchmd_ray.benchmarks.ood.network import Network
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.feed import read_columns
+from benchmd_ray.data.map_style import SplitDataset
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.export.model import export_run
+from benchmd_ray.runs.store import read_run
+from benchmd_ray.scores.metrics import probabilities
+from benchmd_ray.service.choice import Choice, settings_for
+from benchmd_ray.service.execute import pretrain_run, transfer_run, transfer_settings
+from benchmd_ray.settings.definition import EncoderSettings, updated
+from benchmd_ray.training.jobs import TransferJob, transfer_result
+from benchmd_ray.training.predict import classified
+from benchmd_ray.training.transfer import require_transferable
+from benchmd_ray.training.weights import load_classifier, load_encoder
+
+KERNELS = "random-kernels"
+
+
+@pytest.fixture(scope="module")
+def settings(source):
+    small = {"encoder": {"options": {"kernels": 40}}, "execution": {"device": "cpu"}}
+    chosen = updated(transfer_settings(source.path, KERNELS), small)
+    assert (chosen.transfer.solver, chosen.encoder.network) == ("logistic", KERNELS)
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def linear(source, settings, tmp_path_factory):
+    """A transfer's run; its store has the fitted kernels."""
+    store = tmp_path_factory.mktemp("store")
+    return transfer_run(source.path, store, settings, upstream=KERNELS)
+
+
+def signals(source, split):
+    dataset = SplitDataset(source, split, source.statistics)
+    return torch.stack([dataset[row][0] for row in range(len(dataset))])
+
+
+def test_kernels_tell_the_classes_apart_and_are_scored_as_the_model_predicts(source, linear):
+    model = load_classifier(linear.folder).eval()
+    with torch.inference_mode():
+        logits = model(signals(source, "validation")).numpy()
+    scores = probabilities(logits, source.task.kind)
+    targets = read_columns(source, "validation").targets
+    expected = np.mean([roc_auc_score(*pair) for pair in zip(targets.T, scores.T, strict=True)])
+    result = transfer_result(linear.folder)
+    assert result["validation_auroc"] == pytest.approx(expected, abs=1e-6)
+    assert expected > 0.9  # sines of other frequencies, one lead raised
+    predictions = classified(linear.folder, source, linear.settings, Worker()).to_pandas()
+    stored = np.stack(predictions[predictions["split"] == "validation"]["scores"].to_numpy())
+    np.testing.assert_allclose(stored, scores, atol=1e-5)
+
+
+def test_features_of_the_training_records_are_standardised(source, linear):
+    upstream = read_run(linear.folder.parent / linear.description["upstream"])
+    encoder = load_encoder(upstream.folder).eval()
+    assert torch.equal(encoder.kernels_0, load_encoder(linear.folder).kernels_0), (
+        "the transfer has other kernels"
+    )
+    features = encoder(signals(source, "train"))
+    assert features.shape == (source.rows("train"), 40 * 9)
+    torch.testing.assert_close(
+        features.mean(dim=0), torch.zeros(features.shape[1]), atol=1e-3, rtol=0
+    )
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(source, settings, tmp_path):
+    first = pretrain_run(KERNELS, source.path, tmp_path / "a", settings)
+    again = pretrain_run(KERNELS, source.path, tmp_path / "b", settings)
+    other = pretrain_run(KERNELS, source.path, tmp_path / "a", updated(settings, {"seed": 1}))
+    assert first.model_sha256 == again.model_sha256 != other.model_sha256
+    assert first.folder.name == again.folder.name != other.folder.name
+    # What it does not read does not name it.
+    longer = updated(settings, {"pretrain": {"steps": 7}, "transfer": {"epochs": 3}})
+    assert pretrain_run(KERNELS, source.path, tmp_path / "a", longer).folder == first.folder
+
+
+def test_neighbours_vote_by_kernels(source, settings, tmp_path):
+    knn = updated(settings, {"transfer": {"mode": "knn", "neighbours": 3}})
+    run = transfer_run(source.path, tmp_path, knn, upstream=KERNELS)
+    assert transfer_result(run.folder)["validation_auroc"] > 0.8
+
+
+def test_detectors_read_its_features_and_head(linear):
+    network = Network.of(linear.folder, Worker(), "float32")
+    assert network.model.encoder.width == 40 * 9
+
+
+@pytest.mark.slow
+def test_programs_of_pytorch_and_onnx_give_the_same(linear, source, tmp_path):
+    pytest.importorskip("onnxruntime")
+    export_run(linear, tmp_path / "model", torch_export=True, onnx=True, catalog=source.path)
+    assert (tmp_path / "model" / "model.onnx").is_file()
+    assert (tmp_path / "model" / "model.pt2").is_file()
+
+
+def test_fine_tuning_is_refused(source, settings, tmp_path):
+    tuned = updated(settings, {"transfer": {"mode": "finetune"}})
+    with pytest.raises(BenchmdError, match=r"random kernels are not trained.*--setting linear"):
+        require_transferable(TransferJob(tuned, source.path, tmp_path), source)
+
+
+def test_another_network_is_refused(source, settings, tmp_path):
+    other = replace(settings, encoder=EncoderSettings(network="resnet18-1d"))
+    with pytest.raises(BenchmdError, match=r"random-kernels is for random-kernels"):
+        pretrain_run(KERNELS, source.path, tmp_path, other)
+
+
+def test_a_plan_takes_the_linear_setting_with_as_many_labels_instead_of_fine_tuning(source):
+    chosen = Choice(settings=("finetune-small", "linear", "knn", "finetune-full"))
+    task = source.task
+    assert settings_for(chosen, task, KERNELS) == ("linear-small", "linear", "knn")
+    assert settings_for(chosen, task, "mae") == chosen.settings
+    assert settings_for(Choice(), task, KERNELS)[:2] == ("linear", "linear-small")
+
+
+def test_a_head_of_any_encoder_may_be_solved(source, make_settings, tmp_path):
+    plain = make_settings("transfer.solver=logistic")
+    run = transfer_run(source.path, tmp_path, plain)
+    longer = make_settings("transfer.solver=logistic", "transfer.epochs=9")
+    assert transfer_run(source.path, tmp_path, longer).folder == run.folder
+    trained = transfer_run(source.path, tmp_path, make_settings())
+    assert trained.folder != run.folder
+    assert "solver" not in trained.description["determinants"]["transfer"]
+    assert EncoderSettings().network == run.settings.encoder.network
