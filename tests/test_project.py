@@ -142,6 +142,15 @@ def test_the_documented_commands_on_real_chest_x_rays_run_as_written(real_data, 
 
 @pytest.mark.nightly
 @pytest.mark.data
+def test_the_documented_comparison_of_encoders_runs_as_written(real_data, tmp_path):
+    run_docs("encoders", real_data, tmp_path, (*LESS, ("--seed 0 --seed 1", "--seed 0")))
+    changes = pd.read_csv(tmp_path / "report/changes.csv")
+    assert set(changes["baseline"].str.partition(",")[0]) == {"random kernels"}
+    assert {"MAE", "scratch"} <= set(changes["technique"])
+
+
+@pytest.mark.nightly
+@pytest.mark.data
 def test_the_documented_command_on_medmnist_leads_from_a_file_to_a_tuned_model(real_data, tmp_path):
     less = (("--small", "--small --set transfer.epochs=1 --trials 2 --seed 0"),)
     out = run_docs("real-medmnist", real_data, tmp_path, less)

@@ -22,7 +22,7 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.modality.modalities import modalities
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings.definition import ENCODERS
-from speed import gpu, measure
+from speed import gpu, measure, random_kernels
 from studies.pytorch_ood import MISSING, PEERS, installed
 
 COMMON = {
@@ -324,3 +324,22 @@ def test_every_kind_of_signals_is_pretrained_on_noise(kind: str, tmp_path: Path)
     clock = gpu.pretrained(bench, kind, "shed", gpu.ON_CPU["eager"], 12)
     assert [done for done, _ in clock.marks] == [3, 6, 9, 12]
     assert all(map(math.isfinite, clock.losses))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_random_kernels_compare_with_another_transform(
+    ecg_catalogs: dict[str, Catalog],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def rocket(name: str, signals: Any, width: int, seed: int) -> Any:
+        return lambda chosen: chosen.reshape(len(chosen), -1)[:, :width]
+
+    monkeypatch.setattr(random_kernels, "rocket", rocket)
+    less = ["--features", "90", "--seeds", "1", "--repetitions", "1"]
+    path = ecg_catalogs["ptb-xl"].path
+    random_kernels.main(["--catalog", str(path), *less])
+    result = json.loads(capsys.readouterr().out)
+    assert result["widths"] == {"random_kernels": 90, "MiniRocket": 90, "MultiRocket": 90}
+    assert all(0 <= value["median"] <= 1 for value in result["auroc"].values())
