@@ -306,7 +306,7 @@ def test_tables_hold_what_the_frames_hold(report_analysis, tmp_path):
     for column, row in enumerate(frame.itertuples()):
         expected = f"{row.difference:+.3f}"
         if not np.isnan(row.low):
-            expected += f" [{row.low:+.3f}, {row.high:+.3f}]"
+            expected += f" [{row.low:+.3f}, {row.high:+.3f}]".replace("[-0.000", "[0.000")
         assert shown["b − a [95 %]"][column].replace("−", "-") == expected
     wide, _ = plain(tables.all_metrics(report_analysis))
     scores = report_analysis.scores
