@@ -45,6 +45,7 @@ TITLES = {
     "monai-segresnet": "SegResNet",
     "monai-unetr": "UNETR",
     "monai-swinunetr": "Swin UNETR",
+    RANDOM_KERNELS: "random kernels",
     **{
         f"resnet{layers}{suffix}": f"ResNet-{layers}{title}"
         for layers in (18, 50)

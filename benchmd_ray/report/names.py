@@ -6,6 +6,7 @@ the runs of a modality, source and policy, and the same for all transfer setting
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import re
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.evaluation.registry import starts
-from benchmd_ray.models.networks import NETWORK, TITLES, TRANSFORMERS
+from benchmd_ray.models.networks import NETWORK, RANDOM_KERNELS, TITLES, TRANSFORMERS
 from benchmd_ray.report.frames import KERNELS, TECHNIQUES, by_name, name_rank, with_mode
 from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
 from benchmd_ray.runs.store import Run
@@ -151,7 +152,7 @@ def _named(
     protocol = base_protocol(run, upstream)
     words = techniques[about["technique"]]
     network, is_brought = run.settings.encoder.network, about["technique"].startswith((HUB, OWN))
-    if network not in (NETWORK, TRANSFORMERS) and not is_brought:
+    if network not in (NETWORK, TRANSFORMERS, RANDOM_KERNELS) and not is_brought:
         words = f"{networks[network]}, {words}"
     source = _pretraining_source(run, upstream)
     if source != about["source"] and not is_brought:
@@ -216,6 +217,9 @@ def _flat(determinants: Mapping[str, Any]) -> Flat:
     for name, value in determinants.items():
         if name in NO_SETTINGS:
             continue
+        if isinstance(value, str) and value.startswith("{"):  # a config of transformers
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(value)
         if isinstance(value, Mapping):
             flat |= {f"{name}.{key}": text for key, text in _flat(value).items()}
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -331,3 +332,20 @@ def test_the_command_and_the_interface_take_a_baseline_and_write_nothing_with_an
     changes = read_results(store, resamples=5, baseline="mae").changes
     assert set(changes["baseline"]) == {"MAE, linear"}
     assert "| mae |" in (out / "descriptions.md").read_text("utf-8")
+
+
+def test_random_kernels_are_named_once(store):
+    kernels = {"encoder": {"network": "random-kernels"}}
+    assert names(made(store, "random-kernels", kernels)) == ["random kernels"]
+
+
+def test_a_config_of_transformers_is_described_setting_by_setting(store):
+    def folder(width):
+        config = json.dumps({"model_type": "vit", "hidden_size": width})
+        return {"encoder": {"network": "transformers", "options": {"config": config}}}
+
+    runs = [made(store, "hf:vit", folder(48))[0], made(store, "hf:vit", folder(96), seed=1)[0]]
+    first, second = sorted(row["settings"] for row in names_of(runs).descriptions)
+    assert "encoder.options.config.hidden_size 48" in first
+    assert "encoder.options.config.hidden_size 96" in second
+    assert not {*'{}"\\'} & {*first, *second}
