@@ -33,7 +33,8 @@ def notes(rows: pd.DataFrame) -> list[str]:
     )
     if chosen.any():
         lines.append(
-            "validation: this split also chose the best epoch, so its AUROC is slightly optimistic."
+            "validation: where a model is trained in epochs, this split chose the best one, so its "
+            "AUROC is slightly optimistic."
         )
     if (aurocs["setting"] == "linear").any():
         lines.append("linear: a linear head on the frozen encoder, all labels.")
