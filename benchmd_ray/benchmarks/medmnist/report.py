@@ -162,7 +162,8 @@ def _method(run: Run) -> str:
     """Such as resnet18-28, resnet18-3d, transformer mae-28, or resnet18-28, width 16."""
     encoder, kind = run.settings.encoder, run.modality
     plain = run.description.get("upstream") is None and encoder.network != "transformer"
-    named = encoder.network if plain else f"{encoder.network} {run.description['technique']}"
+    both = dict.fromkeys((encoder.network, str(run.description["technique"])))
+    named = encoder.network if plain else " ".join(both)
     seen = int(encoder.options.get("resize", 0) or kind.signal.input_shape[-1])
     sized = named if len(kind.signal.axes) == 4 and seen == PLAIN_SIZE else f"{named}-{seen}"
     width = encoder.options.get("width", WIDTH) if encoder.network in BASELINES else WIDTH
