@@ -80,8 +80,11 @@ def compared(analysis: Analysis) -> str:
     if scores.empty:
         return ""
     techniques = by_name(scores["technique"].unique())
-    others = [name for name in techniques if name != SCRATCH]
-    versus = f" vs {SCRATCH}" if others and len(others) < len(techniques) else ""
+    modes, baselines = scores["setting"].unique(), {*analysis.changes["baseline"]}
+    bases = [n for n in techniques if baselines & {n, *(with_mode(n, mode) for mode in modes)}]
+    base = bases[0] if len(bases) == 1 else SCRATCH
+    others = [name for name in techniques if name != base]
+    versus = f" vs {text_of(base)}" if others and len(others) < len(techniques) else ""
     settings = [SETTING_WORDS.get(s, s) for s in ordered(scores["setting"].unique(), SETTINGS)]
     places = []
     for (modality, source), rows in scores.groupby(["modality", "source"], sort=False):

@@ -15,6 +15,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.frames import by_name, technique_in, with_mark, with_mode
 from benchmd_ray.report.names import names_of, source_title, technique_words
+from benchmd_ray.report.page_findings import compared
 
 FASTER = {"transfer": {"optimiser": {"lr": 1e-3}}}
 SLOWER = {"transfer": {"optimiser": {"lr": 1e-5}}}
@@ -349,3 +350,11 @@ def test_a_config_of_transformers_is_described_setting_by_setting(store):
     assert "encoder.options.config.hidden_size 48" in first
     assert "encoder.options.config.hidden_size 96" in second
     assert not {*'{}"\\'} & {*first, *second}
+
+
+def test_the_first_line_of_a_page_names_the_chosen_baseline(store):
+    for run in (*made(store), *made(store, "mae", None, {})):
+        if run.description["kind"] == "transfer":
+            predict_all(run, {"ptb-xl": {"validation": 80}})
+    for baseline, expected in ((None, "MAE vs scratch on "), ("MAE", "scratch vs MAE on ")):
+        assert compared(read_results(store, resamples=20, baseline=baseline)).startswith(expected)
