@@ -151,7 +151,7 @@ def _named(
     protocol = base_protocol(run, upstream)
     words = techniques[about["technique"]]
     network, is_brought = run.settings.encoder.network, about["technique"].startswith((HUB, OWN))
-    if network not in (NETWORK, TRANSFORMERS) and not is_brought:
+    if network not in (NETWORK, TRANSFORMERS, about["technique"]) and not is_brought:
         words = f"{networks[network]}, {words}"
     source = _pretraining_source(run, upstream)
     if source != about["source"] and not is_brought:
