@@ -48,7 +48,7 @@ class Damaged(BenchmdError):
 
     def __init__(self, path: object, why: str, remedy: str) -> None:
         """``remedy`` is a whole sentence that says what to do."""
-        super().__init__(f"{path} is damaged: {why}. {remedy}")
+        super().__init__(f"{path} is damaged: {why.removesuffix('.')}. {remedy}")
         self.why = why
         self._said = (str(path), why, remedy)
 

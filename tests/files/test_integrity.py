@@ -44,3 +44,9 @@ def test_a_log_that_is_longer_than_any_is_skipped_with_a_warning(log, caplog, mo
     with caplog.at_level(logging.WARNING):
         assert read_lines(log) == []
     assert caplog.messages == [f"{log}: it is skipped, as it is too large for a log"]
+
+
+def test_a_reason_that_is_a_sentence_ends_with_one_full_stop():
+    assert str(integrity.Damaged("a.json", "x is 1.", "Remove it.")) == (
+        "a.json is damaged: x is 1. Remove it."
+    )
