@@ -37,7 +37,6 @@ PART_OF: dict[str, str] = {
 """The part (`parts.PARTS`) of each network that is built in (`encoder.NETWORKS`)."""
 _DIMENSIONS = {"": "", "-1d": "", "-2.5d": " 2.5-D", "-3d": " 3-D", "-acs": " ACS"}
 TITLES = {
-    RANDOM_KERNELS: "random kernels",
     "xresnet1d101": "xResNet1d-101",
     "monai-densenet121": "DenseNet-121",
     "monai-efficientnet-b0": "EfficientNet-B0",

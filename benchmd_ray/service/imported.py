@@ -11,15 +11,17 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.manifest_form import StatisticsForm
 from benchmd_ray.data.provenance import Provenance
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.files.integrity import Damaged
-from benchmd_ray.modality.signals import require_signal
+from benchmd_ray.modality.signals import Signal, require_signal
 from benchmd_ray.models.networks import network_source
 from benchmd_ray.runs.store import Run, open_run, working
 from benchmd_ray.schema.typed import Count, form_fault
 from benchmd_ray.service.naming import file_name
+from benchmd_ray.service.unseen import require_disjoint
 from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict, updated
 from benchmd_ray.training.weights import (
     CONFIG,
@@ -80,7 +82,11 @@ def import_exported(folder: Path, store: Path, source: Catalog) -> Run:
     trained, description = trained_of(folder), model_description(folder)
     signal, _ = described(description, folder)
     require_signal(folder, signal, source.signal, source.path)
-    encoder = updated(EncoderSettings(), description["encoder"])
+    _require_statistics(description["statistics"], signal, folder)
+    try:
+        encoder = updated(EncoderSettings(), description["encoder"])
+    except BenchmdError as error:
+        raise Damaged(folder / CONFIG, f"encoder: {error}", REMEDY) from error
     if (description["network_source"] or None) != network_source(encoder):
         raise BenchmdError(
             f"{folder} was exported with another source of the network {encoder.network} than is "
@@ -89,12 +95,27 @@ def import_exported(folder: Path, store: Path, source: Catalog) -> Run:
     tensors = {f"encoder.{name}": v for name, v in load_encoder(folder).state_dict().items()}
     about = _description(trained, source, encoder, description)
     about["modality_card"]["signal"] = as_dict(signal)
+    elsewhere = [entry for entry in about["pretrained_on"] if entry["catalog"] != source.digest]
+    require_disjoint(elsewhere, {}, source)
     name = f"pretrain-{source.signal.name}-{file_name(str(trained['technique']))}"
     run = open_run(store, name, about)
     if not run.finished:
         with working(run, "cpu", "models"), torch.no_grad():
             export_model(run.folder, tensors, encoder, signal, description["statistics"])
     return run
+
+
+def _require_statistics(statistics: Any, signal: Signal, folder: Path) -> None:
+    """Refuse statistics that no training split has; None is for signals that need none."""
+    if statistics is None:
+        return
+    fault = form_fault(StatisticsForm, statistics)
+    if not fault and {len(statistics["mean"]), len(statistics["std"])} != {signal.input_shape[0]}:
+        fault = f"expected {signal.input_shape[0]} means and deviations, one of each channel"
+    if not fault and min(statistics["std"]) <= 0:
+        fault = f"a standard deviation is {min(statistics['std']):g}, expected above 0"
+    if fault:
+        raise Damaged(folder / CONFIG, f"statistics: {fault}", REMEDY)
 
 
 def _description(

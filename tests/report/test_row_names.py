@@ -74,14 +74,6 @@ def test_more_of_an_import_path_is_named_only_where_it_takes_it_to_be_unique():
     assert [words[path] for path in paths] == ["a.nets:big", "b.nets:big", "small", "x:MAE"]
 
 
-def test_random_kernels_are_named_once_though_technique_and_network_have_one_name(store):
-    kernels = {"encoder": {"network": "random-kernels"}}
-    run = made(store, "random-kernels", changes=kernels)
-    rows = names_of(run)
-    assert rows.of_runs[run[-1].folder].technique == "random kernels"
-    assert rows.descriptions[0]["network"] == "random kernels"
-
-
 def test_another_network_and_other_pretraining_data_are_named(store):
     georgia = {"pretrained_on": "georgia+chapman-shaoxing"}
     runs = [

@@ -19,6 +19,7 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.export.model import export_run
+from benchmd_ray.files.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.runs.places import store_folder
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.runs.store import read_run
@@ -265,17 +266,37 @@ def test_a_damaged_or_older_export_is_refused(upstream, paths, tmp_path):
     with pytest.raises(BenchmdError, match="SHA-256"):
         transfer_run(paths["ptb-xl"], tmp_path / "runs", SMALL, upstream=folder)
     weights.write_bytes(whole)
-    from benchmd_ray.files.integrity import read_hashed_json, write_hashed_json
-
     content = read_hashed_json(folder / "config.json", "")
     write_hashed_json(folder / "config.json", {**content, "trained": {"run": "x"}})
     with pytest.raises(BenchmdError, match=r"trained: .*written by an earlier version"):
         transfer_run(paths["ptb-xl"], tmp_path / "runs", SMALL, upstream=folder)
+    for name, value, message in (
+        ("statistics", {"mean": [0.0] * 12, "std": [1.0] * 11 + [-1.0]}, "is -1, expected above"),
+        ("statistics", {"mean": [0.0], "std": [1.0]}, "expected 12 means and deviations"),
+        ("statistics", {"mean": [[0.0]], "std": [1.0]}, r"config\.json is damaged: statistics: "),
+        ("encoder", {**content["encoder"], "depth": 10**9}, r"config\.json is damaged: encoder: "),
+    ):
+        write_hashed_json(folder / "config.json", {**content, name: value})
+        with pytest.raises(BenchmdError, match=message):
+            transfer_run(paths["ptb-xl"], tmp_path / "runs", SMALL, upstream=folder)
     deeper = {**content, "encoder": {**content["encoder"], "depth": 3}}
     write_hashed_json(folder / "config.json", deeper)
     with pytest.raises(BenchmdError, match="holds weights of another architecture"):
         transfer_run(paths["ptb-xl"], tmp_path / "runs", SMALL, upstream=folder)
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_export_that_may_have_seen_the_patients_leaves_nothing_in_the_store(paths, tmp_path):
+    own = pretrain_run("mae", paths["ptb-xl"], tmp_path / "elsewhere", SMALL)
+    folder = export_run(own, tmp_path / "encoder").folder
+    other = open_catalog(paths["ptb-xl"])
+    content = read_hashed_json(folder / "config.json", "")
+    seen = [{**entry, "catalog": "0" * 64} for entry in content["trained"]["pretrained_on"]]
+    trained = {**content["trained"], "pretrained_on": seen}
+    write_hashed_json(folder / "config.json", {**content, "trained": trained})
+    with pytest.raises(BenchmdError, match="are of one origin, and the patients"):
+        transfer_run(other.path, tmp_path / "runs", SMALL, upstream=folder)
+    assert not list((tmp_path / "runs").glob("pretrain-*"))
 
 
 def choice(paths, *pretrain_on, **more):
