@@ -82,11 +82,12 @@ def _chosen_penalty(
     rows: Floats, targets: Targets, patients: npt.NDArray[np.str_], task: TaskKind, seed: int
 ) -> float:
     """The candidate with the smallest loss on the folds that the fits did not see."""
-    parts = min(FOLDS, len(np.unique(patients)))
+    classes = rarest_class(targets == 1)
+    parts = min(FOLDS, len(np.unique(patients)), int(np.bincount(classes).max()))
     if parts < 2:
         return USUAL
     losses = np.zeros(len(PENALTIES))
-    for held_out in balanced_folds(patients, rarest_class(targets == 1), parts, seed):
+    for held_out in balanced_folds(patients, classes, parts, seed):
         kept = np.setdiff1d(np.arange(len(rows)), held_out)
         loss = _loss_of(rows[held_out], targets[held_out], task)
         for index, values in enumerate(_path(rows[kept], targets[kept], task)):

@@ -94,3 +94,24 @@ def test_labels_of_one_patient_have_the_usual_penalty():
     patients = np.full(12, "p")
     head = fit_head(features, np.eye(3, dtype=np.int8)[label], patients, "single-label", 0)
     assert head.penalty == USUAL
+
+
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_few_labels_of_each_class_have_as_many_folds(each):
+    features, label, _ = made(rows=60, width=8)
+    rows = np.concatenate([np.flatnonzero(label == one)[:each] for one in range(3)])
+    patients = np.arange(len(rows)).astype(str)
+    targets = np.eye(3, dtype=np.int8)[label[rows]]
+    head = fit_head(features[rows], targets, patients, "single-label", 0)
+    assert np.isfinite(head.weight).all()
+    assert np.isfinite(head.bias).all()
+
+
+def test_a_class_without_a_training_record_breaks_nothing():
+    features, label, patients = made(classes=3, width=8)
+    targets = np.eye(4, dtype=np.int8)[label]  # the fourth is never positive
+    for task in ("single-label", "multi-label"):
+        head = fit_head(features, targets, patients, task, 0)
+        logits = features @ head.weight.T + head.bias
+        assert np.isfinite(logits).all()
+        assert (logits[:, 3] < logits.max(axis=1)).all()
