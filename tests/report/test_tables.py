@@ -207,10 +207,10 @@ def test_the_papers_number_stands_beside_what_is_like_it(tmp_path, changes, show
 def test_only_what_chooses_an_epoch_warns_of_the_split_that_chose_it(tmp_path):
     run, *_ = make_run(tmp_path, dataset="ptb-xl", role="source", split="validation")
     found = rows_of(run)
-    assert any(note.startswith("validation: this split") for note in notes(found))
+    assert any(note.startswith("validation: where a model") for note in notes(found))
     for neighbours in ("knn", "knn-small"):
         said = notes(found.assign(setting=neighbours))
-        assert not any(note.startswith("validation: this split") for note in said)
+        assert not any(note.startswith("validation: where a model") for note in said)
 
 
 def test_a_table_names_the_source_that_each_run_was_trained_on(tmp_path):
