@@ -114,6 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
             value = held_out_auroc(features, targets, patients, catalog.task.kind)
             scores.setdefault(name, []).append(value)
             print(f"{name}, seed {seed}: {value:.4f}", file=sys.stderr)
+    torch.set_num_threads(settings.threads)  # as many as aeon's have; numba sets it anew
     measure.compare(
         "random_kernels",
         settings,
