@@ -217,6 +217,8 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
         return base, "networks of transformers are for images"
     base = with_solver(replace(base, encoder=own_encoder(name) or base.encoder), name)
     settings = reduce(updated, (choice.changes, *choice.overrides), base)
+    if name in BASELINES and settings.encoder.network != BASELINES[name].network:
+        settings = replace(settings, encoder=base.encoder)  # a size or network of the others
     if kind.task.segments and name != SCRATCH:
         return settings, "networks of masks are trained from random weights"
     try:

@@ -55,7 +55,7 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
     if technique.network not in (None, job.settings.encoder.network):
         raise BenchmdError(
             f"encoder.network is {job.settings.encoder.network}, and the technique "
-            f"{job.technique} is for {technique.network}: leave encoder.network out."
+            f"{job.technique} is for {technique.network}: leave encoder out of the settings."
         )
     if isinstance(catalog, Pool):
         _require_poolable(job, catalog)

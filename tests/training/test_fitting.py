@@ -15,7 +15,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.export.model import export_run
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.scores.metrics import probabilities
-from benchmd_ray.service.choice import Choice, settings_for
+from benchmd_ray.service.choice import Choice, settings_for, technique_settings
 from benchmd_ray.service.execute import pretrain_run, transfer_run, transfer_settings
 from benchmd_ray.settings.definition import EncoderSettings, updated
 from benchmd_ray.training.jobs import TransferJob, transfer_result
@@ -133,3 +133,13 @@ def test_a_head_of_any_encoder_may_be_solved(source, make_settings, tmp_path):
     assert trained.folder != run.folder
     assert "solver" not in trained.description["determinants"]["transfer"]
     assert EncoderSettings().network == run.settings.encoder.network
+
+
+@pytest.mark.parametrize("chosen", ["encoder=tiny", "encoder.network=resnet18-1d"])
+def test_a_network_that_is_chosen_for_all_is_not_that_of_random_kernels(source, chosen):
+    choice = Choice(techniques=("scratch", KERNELS), assignments=(chosen,))
+    (kernels, _), (scratch, _) = (
+        technique_settings(choice, source.card.modality, name) for name in (KERNELS, "scratch")
+    )
+    assert kernels.encoder == EncoderSettings(network=KERNELS)
+    assert scratch.encoder != EncoderSettings()
