@@ -8,8 +8,8 @@ few biases, which are quantiles of its outputs on training records, and its larg
 
 Differences from ROCKET: several biases for each kernel (eight over time, two in images and
 volumes), which on few records is worth more than as many further kernels; a number of channels
-drawn as a power of two; and a stride along axes longer than `POSITIONS`, since a share is as well
-estimated from a few thousand places as from a million.
+drawn as a power of two; and a stride along axes of twice `POSITIONS` and more, since a share is as
+well estimated from a few thousand places as from a million.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def pretraining(
         kept = ["stage", "encoder", "network_source", "catalog", "technique", "weights"]
         used &= {"imagenet"}
         if technique_named(technique).network is not None:  # drawn, and fitted to records
-            kept.append("seed")
+            # Of a streaming feed the workers and the shuffle buffer decide which come first.
+            kept += ["seed", *(["order"] if determinants["order"] else [])]
             used |= {"feed", "normalisation"}
             about["pretrained_on"] = seen_by_pretraining(source)
         determinants = {name: determinants[name] for name in kept if name in determinants}

@@ -25,6 +25,7 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.sizes import streams
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.parts import versions_of
 from benchmd_ray.files.arrays import mapped
 from benchmd_ray.files.atomic import digest, locked, replacing, sha256
@@ -173,6 +174,11 @@ def _solved(
     validation: Features,
 ) -> Best:
     """The head by logistic regression; the validation split is only scored."""
+    if not (np.isfinite(training).all() and np.isfinite(validation).all()):
+        raise BenchmdError(
+            f"the features of {catalog.path} by encoder.network={settings.encoder.network} have "
+            "NaN or infinite values: expected numbers. Look at the signals and the encoder's weights."
+        )
     reporter.start("logistic regression", 1, "epochs", 0)
     targets = data.columns.targets[data.rows].astype(np.int8)
     patients = np.array(split_table(catalog, "train", ["group_id"])["group_id"].to_pylist(), str)

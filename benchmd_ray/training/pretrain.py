@@ -57,6 +57,11 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
             f"encoder.network is {job.settings.encoder.network}, and the technique "
             f"{job.technique} is for {technique.network}: leave encoder out of the settings."
         )
+    if technique.network is not None and job.settings.execution.workers > 1:
+        raise BenchmdError(
+            f"the technique {job.technique} is fitted to a few records and runs on one worker: use "
+            "--set execution.workers=1."
+        )
     if isinstance(catalog, Pool):
         _require_poolable(job, catalog)
     if technique.method is None:  # nothing is trained

@@ -17,6 +17,7 @@ from benchmd_ray.runs.store import read_run
 from benchmd_ray.scores.metrics import probabilities
 from benchmd_ray.service.choice import Choice, settings_for, technique_settings
 from benchmd_ray.service.execute import pretrain_run, transfer_run, transfer_settings
+from benchmd_ray.service.naming import pretraining
 from benchmd_ray.settings.definition import EncoderSettings, updated
 from benchmd_ray.training.jobs import TransferJob, transfer_result
 from benchmd_ray.training.predict import classified
@@ -143,3 +144,31 @@ def test_a_network_that_is_chosen_for_all_is_not_that_of_random_kernels(source, 
     )
     assert kernels.encoder == EncoderSettings(network=KERNELS)
     assert scratch.encoder != EncoderSettings()
+
+
+def test_it_is_fitted_on_one_worker(source, settings, tmp_path):
+    several = updated(settings, {"execution": {"workers": 2}})
+    with pytest.raises(BenchmdError, match="random-kernels is fitted to a few records"):
+        pretrain_run(KERNELS, source.path, tmp_path, several)
+    assert not list(tmp_path.glob("pretrain-*"))
+
+
+def test_the_order_of_a_streaming_feed_names_the_run(source, settings):
+    streaming = updated(settings, {"execution": {"feed": "streaming"}})
+    resident, streamed = (
+        pretraining(KERNELS, source, one, None).description["determinants"]
+        for one in (settings, streaming)
+    )
+    assert "order" not in resident
+    assert streamed["order"]
+
+
+def test_features_that_are_not_finite_are_refused(source, settings, tmp_path, monkeypatch):
+    def broken(*about):
+        features = np.zeros((source.rows("train"), 360), np.float32)
+        features[3, 5] = np.nan
+        return features, features[:21]
+
+    monkeypatch.setattr("benchmd_ray.training.features.frozen_features", broken)
+    with pytest.raises(BenchmdError, match="have NaN or infinite values"):
+        transfer_run(source.path, tmp_path, settings, upstream=KERNELS)
