@@ -177,7 +177,7 @@ def _solved(
     if not (np.isfinite(training).all() and np.isfinite(validation).all()):
         raise BenchmdError(
             f"the features of {catalog.path} by encoder.network={settings.encoder.network} have "
-            "NaN or infinite values: expected numbers. Look at the signals and the encoder's weights."
+            "NaN or infinite values: expected numbers. Look at signals and weights."
         )
     reporter.start("logistic regression", 1, "epochs", 0)
     targets = data.columns.targets[data.rows].astype(np.int8)
