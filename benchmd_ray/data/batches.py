@@ -160,7 +160,7 @@ class JoinedSignals:
     def __getitem__(self, index: Rows | slice) -> npt.NDArray[np.generic]:
         rows = np.arange(self.shape[0])[index]
         result = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        for part, start in zip(self._parts, self._starts, strict=False):
+        for part, start in zip(self._parts, self._starts[:-1], strict=True):
             inside = (rows >= start) & (rows < start + len(part))
             result[inside] = part[rows[inside] - start]
         return result

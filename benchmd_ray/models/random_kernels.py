@@ -2,14 +2,15 @@
 
 Sources: Dempster et al., ROCKET (https://arxiv.org/abs/1910.13051) and MiniRocket
 (https://arxiv.org/abs/2012.08791) for signals over time; Coates, Lee and Ng (AISTATS 2011) for
-random filters on images. A kernel's weights are normal with zero mean over its extent; its extent,
-dilation, padding and channels are drawn. Its features are the share of its outputs above each of a
-few biases, which are quantiles of its outputs on training records, and its largest output.
+random filters on images. A kernel's weights are normal with zero mean over its extent, and its
+channels are drawn; extents, dilations and paddings take turns. Its features are the share of its
+outputs above each of a few biases, which are quantiles of its outputs on training records, and its
+largest output.
 
 Differences from ROCKET: several biases for each kernel (eight over time, two in images and
-volumes), which on few records is worth more than as many further kernels; a number of channels
-drawn as a power of two; and a stride along axes of twice `POSITIONS` and more, since a share is as
-well estimated from a few thousand places as from a million.
+volumes), which on few records is worth more than as many further kernels; and a stride along axes
+of twice `POSITIONS` and more, since a share is as well estimated from a few thousand places as from
+a million.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ def change_rows(
     pools: Sequence[Pool], metrics: Sequence[str], baseline: str | None
 ) -> Iterator[Row]:
     """Each row minus its baseline, the one of this name if there is one (`baseline_of`)."""
-    for _, together in contests(pools):
+    for _, named in contests(pools):
+        together = [*named.values()]
         for pool in together:
             base = baseline_of(pool, together, baseline)
             if base is None or base is pool:
@@ -235,8 +236,7 @@ def p_delong(a: Pool, b: Pool) -> float:
 def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
     """Rows of the AUROC frames ``pairs`` (Holm's correction within a place) and ``ranking``."""
     rows: dict[str, list[Row]] = {"pairs": [], "ranking": []}
-    for place, members in contests(pools):
-        named = dict(zip(row_names([*map(_named, members)]), members, strict=True))
+    for place, named in contests(pools):
         pairs = list(combinations(named, 2))
         pools_of_pairs = [(named[a], named[b]) for a, b in pairs]
         with ThreadPoolExecutor(THREADS) as threads:
@@ -252,24 +252,32 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
                 row["caution"] = "; ".join(filter(None, (change.caution, f"no p (Holm): {reason}")))
             value = {"difference": row.pop("value")}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **row, "p_holm": p})
-        if not np.isnan([pool.value("auroc") for pool in members]).any():
+        if not np.isnan([pool.value("auroc") for pool in named.values()]).any():
             rows["ranking"] += _ranking(place, named, dict(zip(pairs, corrected, strict=True)))
     return rows
 
 
-def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], list[Pool]]]:
-    """Places where several rows meet, and these: on the same records, with as many labels.
+def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], dict[str, Pool]]]:
+    """Places where several rows meet, and these by name: on the same records, with as many labels.
 
-    Whatever made the features and however they were used; only shuffled labels stay apart.
+    Whatever made the features and however they were used; only shuffled labels stay apart. Rows of
+    a place on other records are another contest, and no two rows of a place have one name.
     """
+    for members in _by_place(pools).values():
+        digests: dict[str, dict[str, Pool]] = {}
+        for name, pool in zip(row_names([*map(_named, members)]), members, strict=True):
+            digests.setdefault(pool.first.rows_digest, {})[name] = pool
+        for named in digests.values():
+            if len(named) > 1:
+                yield _place(members[0].key), named
+
+
+def _by_place(pools: Sequence[Pool]) -> dict[tuple[str, ...], list[Pool]]:
     places: dict[tuple[str, ...], list[Pool]] = {}
     for pool in pools:
         if pool.key["protocol"] not in APART:
-            place = _place(pool.key)
-            places.setdefault((*place.values(), pool.first.rows_digest), []).append(pool)
-    for members in places.values():
-        if len(members) > 1:
-            yield _place(members[0].key), members
+            places.setdefault((*_place(pool.key).values(),), []).append(pool)
+    return places
 
 
 def _place(key: Mapping[str, str]) -> dict[str, str]:
@@ -288,12 +296,8 @@ def row_names(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 def apart(pools: Sequence[Pool]) -> list[str]:
     """Notes on rows that were scored on different records."""
-    together: dict[tuple[str, ...], list[Pool]] = {}
-    for pool in pools:
-        if pool.key["protocol"] not in APART:
-            together.setdefault((*_place(pool.key).values(),), []).append(pool)
     places: dict[tuple[str, ...], dict[str, list[str]]] = {}
-    for place, members in together.items():
+    for place, members in _by_place(pools).items():
         digests = places.setdefault(place, {})
         for pool, name in zip(members, row_names([*map(_named, members)]), strict=True):
             digests.setdefault(pool.first.rows_digest, []).append(name)
@@ -309,9 +313,9 @@ def apart(pools: Sequence[Pool]) -> list[str]:
 def other_seeds(pools: Sequence[Pool]) -> list[str]:
     """Notes on rows that were run with different seeds."""
     notes: dict[tuple[str, str], dict[str, None]] = {}
-    for place, members in contests(pools):
+    for place, named in contests(pools):
         seeds: dict[tuple[int, ...], list[str]] = {}
-        for pool, name in zip(members, row_names([*map(_named, members)]), strict=True):
+        for name, pool in named.items():
             seeds.setdefault(pool.seeds, []).append(name)
         if len(seeds) > 1:
             most = max(seeds, key=lambda numbers: len(seeds[numbers]))

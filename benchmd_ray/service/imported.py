@@ -13,13 +13,13 @@ from typing_extensions import TypedDict
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.manifest_form import StatisticsForm
 from benchmd_ray.data.provenance import Provenance
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, is_name
 from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.modality.signals import Signal, require_signal
 from benchmd_ray.models.networks import network_source
 from benchmd_ray.runs.store import Run, open_run, working
-from benchmd_ray.schema.typed import Count, form_fault
+from benchmd_ray.schema.typed import Count, Name, checked, form_fault
 from benchmd_ray.service.naming import file_name
 from benchmd_ray.service.unseen import require_disjoint
 from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict, updated
@@ -34,11 +34,15 @@ from benchmd_ray.training.weights import (
 REMEDY = "Export the run again."
 
 
+Names = Annotated[str, checked(lambda text: all(map(is_name, text.split("+"))), "plain names")]
+"""Of datasets or policies, joined by ``+``."""
+
+
 class Seen(TypedDict):
     """What a pretraining saw of a dataset, see `service.naming.seen_by_pretraining`."""
 
-    dataset: str
-    policy: str
+    dataset: Name
+    policy: Name
     catalog: str
     records: NotRequired[Count]
     patients: NotRequired[Count]
@@ -50,8 +54,8 @@ class Trained(TypedDict):
 
     kind: str
     technique: str
-    source: str
-    policy: str
+    source: Names
+    policy: Names
     seed: Count
     raw: Annotated[list[Count], Field(min_length=2, max_length=2)]
     provenance: Provenance

@@ -140,8 +140,8 @@ class _OnLabels:
 
     evaluation: Evaluation
 
-    def total(self, settings: Settings) -> int:
-        return settings.transfer.epochs
+    def total(self, settings: Settings) -> int | None:
+        return settings.transfer.epochs if settings.transfer.by_epochs else None
 
     def find(self, request: Request) -> Progress:
         resolved = self._resolved(request)
@@ -231,15 +231,16 @@ class Linear(_OnLabels, Step):
     kind, title = "transfer", "transfers"
 
     def work(self, inputs: Inputs) -> Workload:
-        """Each record is encoded once; the epochs train only the head."""
-        rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
+        """Each record is encoded once; the epochs, if there are any, train only the head."""
+        if not inputs.settings.transfer.by_epochs:
+            return _encoding(self, inputs)
+        rows = cost.training_records(inputs)
         batch = min(inputs.settings.transfer.batch_size, rows)
-        forward = cost.forward_flops(inputs.signal, inputs.settings.encoder)
         return replace(
-            _training(self, inputs, batch),
+            _encoding(self, inputs),
+            batch=batch,
             units=inputs.settings.transfer.epochs,
             unit_head_steps=-(-rows // batch),
-            once_flops=forward * (inputs.source.scored_rows + rows + validation),
         )
 
     def disk(self, inputs: Inputs) -> Disk:
@@ -254,12 +255,7 @@ class Neighbours(_OnLabels, Step):
 
     def work(self, inputs: Inputs) -> Workload:
         """Each record is encoded once; the search for neighbours is negligible."""
-        rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
-        forward = cost.forward_flops(inputs.signal, inputs.settings.encoder)
-        return replace(
-            _training(self, inputs, rows),
-            once_flops=forward * (inputs.source.scored_rows + rows + validation),
-        )
+        return _encoding(self, inputs)
 
     def disk(self, inputs: Inputs) -> Disk:
         """Weights with the features of the training records, and predictions."""
@@ -353,6 +349,14 @@ def counts(steps: Iterable[Step]) -> dict[str, int]:
     """Number of steps by title."""
     titles = [step.title for step in steps]
     return {title: titles.count(title) for title in dict.fromkeys(kind.title for kind in STEPS)}
+
+
+def _encoding(step: Step, inputs: Inputs) -> Workload:
+    """The work of encoding each record once that is trained on or scored."""
+    rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
+    forward = cost.forward_flops(inputs.signal, inputs.settings.encoder)
+    encoded = inputs.source.scored_rows + rows + validation
+    return replace(_training(step, inputs, rows), once_flops=forward * encoded)
 
 
 def _training(step: Step, inputs: Inputs, batch: int) -> Workload:

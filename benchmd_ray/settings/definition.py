@@ -318,6 +318,11 @@ class TransferSettings:
         return self.mode if whole else f"{self.mode}-{self.labels}"
 
     @property
+    def by_epochs(self) -> bool:
+        """Whether something is trained epoch by epoch, and the best epoch is kept."""
+        return self.mode == "finetune" or (self.mode == "linear" and self.solver == "adamw")
+
+    @property
     def freezes(self) -> bool:
         """Whether the encoder is frozen, so that each record is encoded once."""
         return self.mode != "finetune"

@@ -74,6 +74,9 @@ def _rotated(rows: Floats) -> tuple[Floats, Floats]:
     The penalised solution is in the span of the rows, and a rotation leaves the penalty as it is:
     of more features than rows, as many dimensions as rows are enough.
     """
+    if len(rows) >= rows.shape[1]:
+        back: Floats = np.linalg.eigh(rows.T @ rows)[1]
+        return rows @ back, back
     u, singular, v = np.linalg.svd(rows, full_matrices=False)
     return u * singular, v.T
 

@@ -91,8 +91,8 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
 def _require_poolable(job: PretrainJob, pool: Pool) -> None:
     if technique_named(job.technique).method is None:
         raise BenchmdError(
-            f"{job.technique} takes its weights as they are, for one source: targets are never "
-            "trained on, and other catalogs would not be read. Name one catalog, of a source."
+            f"{job.technique} trains no encoder, and serves one source: targets are never trained "
+            "on, and other catalogs would not be read. Name one catalog, of a source."
         )
     if pool.signal.by_statistics and pool.statistics is None:
         targets = [member.dataset for member in pool.members if member.card.role != "source"]

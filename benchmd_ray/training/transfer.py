@@ -222,9 +222,8 @@ def _finetune(
     kept, objective = f"best_{catalog.task.selected_by}", objective_of(data.task)
     position: Mapping[str, Any] = {} if checkpoint is None else checkpoint.position
     if checkpoint is not None:
-        weights = (
-            load_file(checkpoint.folder / BEST) if worker.rank == 0 else {}
-        )  # the worker that exports it
+        exports = worker.rank == 0
+        weights = load_file(checkpoint.folder / BEST) if exports else {}
         best = Best(position[kept], position["best_epoch"], weights)
         if average is not None:
             average.load(checkpoint.folder / AVERAGE)

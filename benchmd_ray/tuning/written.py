@@ -25,7 +25,7 @@ from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.study import Study
 
 AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
-"""Settings that a plan varies itself, which are left out of files of settings."""
+"""Settings that a plan varies itself, which files of settings therefore omit."""
 
 
 def trial_row(trial: Trial, work: TrialContext, chosen: Decision | None = None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.frames import by_name, technique_in, with_mark, with_mode
+from benchmd_ray.report.matrix import matrix_of
 from benchmd_ray.report.names import names_of, source_title, technique_words
 from benchmd_ray.report.page_findings import compared
 
@@ -358,3 +359,17 @@ def test_the_first_line_of_a_page_names_the_chosen_baseline(store):
             predict_all(run, {"ptb-xl": {"validation": 80}})
     for baseline, expected in ((None, "MAE vs scratch on "), ("MAE", "scratch vs MAE on ")):
         assert compared(read_results(store, resamples=20, baseline=baseline)).startswith(expected)
+
+
+def test_rows_of_a_place_that_are_on_other_records_have_other_names(store):
+    for setting, records in (("linear", 80), ("finetune-full", 60)):
+        for technique, pretraining in (("scratch", None), ("mae", {})):
+            run = made(store, technique, None, pretraining, setting=setting)[-1]
+            predict_all(run, {"ptb-xl": {"validation": records}})
+    analysis = read_results(store, resamples=20)
+    pairs = {frozenset(pair) for pair in analysis.pairs[["a", "b"]].itertuples(index=False)}
+    assert pairs == {
+        frozenset({"scratch, linear", "MAE, linear"}),
+        frozenset({"scratch, fine-tuning", "MAE, fine-tuning"}),
+    }
+    assert (matrix_of(analysis).frame["mark"] == "best").sum() == 2

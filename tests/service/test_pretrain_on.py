@@ -274,6 +274,7 @@ def test_a_damaged_or_older_export_is_refused(upstream, paths, tmp_path):
         ("statistics", {"mean": [0.0] * 12, "std": [1.0] * 11 + [-1.0]}, "is -1, expected above"),
         ("statistics", {"mean": [0.0], "std": [1.0]}, "expected 12 means and deviations"),
         ("statistics", {"mean": [[0.0]], "std": [1.0]}, r"config\.json is damaged: statistics: "),
+        ("trained", {**content["trained"], "source": "x\x1b[31m"}, r"trained: .*plain names"),
         ("encoder", {**content["encoder"], "depth": 10**9}, r"config\.json is damaged: encoder: "),
     ):
         write_hashed_json(folder / "config.json", {**content, name: value})

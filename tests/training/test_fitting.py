@@ -18,6 +18,7 @@ from benchmd_ray.scores.metrics import probabilities
 from benchmd_ray.service.choice import Choice, settings_for, technique_settings
 from benchmd_ray.service.execute import pretrain_run, transfer_run, transfer_settings
 from benchmd_ray.service.naming import pretraining
+from benchmd_ray.service.steps import transfer_step
 from benchmd_ray.settings.definition import EncoderSettings, updated
 from benchmd_ray.training.jobs import TransferJob, transfer_result
 from benchmd_ray.training.predict import classified
@@ -172,3 +173,11 @@ def test_features_that_are_not_finite_are_refused(source, settings, tmp_path, mo
     monkeypatch.setattr("benchmd_ray.training.features.frozen_features", broken)
     with pytest.raises(BenchmdError, match="have NaN or infinite values"):
         transfer_run(source.path, tmp_path, settings, upstream=KERNELS)
+
+
+@pytest.mark.parametrize(("mode", "solver"), [("linear", "logistic"), ("knn", "adamw")])
+def test_what_has_no_epochs_has_no_share_of_them_done(settings, mode, solver):
+    solved = updated(settings, {"transfer": {"mode": mode, "solver": solver}})
+    assert transfer_step(solved).total(solved) is None
+    trained = updated(settings, {"transfer": {"solver": "adamw", "epochs": 7}})
+    assert transfer_step(trained).total(trained) == 7
