@@ -39,7 +39,6 @@ from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.training.collect import EVALUATION_BATCH, collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import TorchEngine, cpu_copy, uses_bf16
 from benchmd_ray.training.forward import graphed
-from benchmd_ray.training.logistic import fit_head
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.selection import Best, TransferData, training_feed, training_streams
 from benchmd_ray.training.steps import Inputs, Steps, choose_step
@@ -174,6 +173,8 @@ def _solved(
     validation: Features,
 ) -> Best:
     """The head by logistic regression; the validation split is only scored."""
+    from benchmd_ray.training.logistic import fit_head  # needs SciPy, which training does without
+
     if not (np.isfinite(training).all() and np.isfinite(validation).all()):
         raise BenchmdError(
             f"the features of {catalog.path} by encoder.network={settings.encoder.network} have "

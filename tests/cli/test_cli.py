@@ -221,13 +221,8 @@ def test_the_commands_lead_from_raw_files_to_a_table(tmp_path, synthetic_raw, ra
     quick = ("--figures", "none", "--resamples", 20)
     report = run("report", store, "--out", tmp_path / "report", *quick)
     assert report.exit_code == 0, report.output
-    head, row = (
-        next(line for line in report.output.splitlines() if word in line)
-        for word in ("ptb-xl (validation)", "shed (custom)")
-    )
-    assert head.split()[:3] == ["setting", "technique", "georgia"]
-    assert row.split()[0] == "linear"
-    assert "technique shed" in (tmp_path / "report" / "auroc.md").read_text("utf-8")
+    assert {"ptb-xl", "georgia"} <= set(report.output.split()), report.output
+    assert "setting linear, technique ShED" in (tmp_path / "report" / "auroc.md").read_text("utf-8")
     assert json.loads((store / upstream.split("/")[-1] / "run.json").read_text())["protocol"] == ""
 
 

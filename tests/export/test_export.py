@@ -210,7 +210,7 @@ def test_the_card_says_what_the_data_are(exported):
     assert "a sample of PTB-XL (ptb-xl), 140 of its 21,799 raw records" in first
     assert "not for diagnosis" in body
     assert "CC BY 4.0" in body  # the licence on PTB-XL's page
-    assert "this split also chose the best epoch" in body
+    assert "this split chose the best one, so its AUROC is slightly optimistic" in body
     assert re.search(r"`model\.pt2` differs from the model by at most \S+ on 8 records", body)
     assert "Signals are a float32 tensor for `model.pt2`, of the shape above" in body
 

@@ -1118,7 +1118,7 @@ def test_the_largest_figures_are_small_files(drawn, images, tmp_path):
     titled = only(draw_training, replace(images, training=longer))["training-cxr-mimic-cxr"]
     paths += write(titled.figure, tmp_path, "training")
     assert max(p.stat().st_size for p in paths if p.suffix == ".svg") < 300_000
-    assert "Of more than 50 epochs some are drawn" in titled.caption
+    assert "With more than 50 epochs, an evenly spaced subset is drawn" in titled.caption
     shown = next(one for one in titled.figure.axes[0].lines if one.get_label() == "MAE")
     assert len(shown.get_xdata()) == 50
     assert shown.get_xdata()[-1] == 100

@@ -682,7 +682,7 @@ def test_a_dry_run_adds_up_what_all_searches_take(tmp_path, monkeypatch, capsys)
     after = re.findall(r"fewer, about <([\d.]+)>", text)
     assert len(searches) == len(after) == 4
     found = re.fullmatch(
-        r"In all: (\d+) searches one after the other, about <([\d.]+)>, and the runs after them, "
+        r"In total: (\d+) searches one after the other, about <([\d.]+)>, and the runs after them, "
         r"about <([\d.]+)>; about ([\d.,]+) GPU hours\.",
         total,
     )
