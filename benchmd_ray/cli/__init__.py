@@ -12,6 +12,7 @@ from benchmd_ray.cli import (  # noqa: F401 - they register
     catalog,
     demo,
     doctor,
+    encoder,
     jobs,
     report,
     run,

@@ -37,7 +37,7 @@ REMEDIES = {
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start here": ("demo", "doctor"),
-    "Data": ("catalog", "cache"),
+    "Data and encoders": ("catalog", "encoder", "cache"),
     "Benchmarks": ("run", "tune", "bench"),
     "Results": ("report", "compare", "list", "watch", "prune"),
     "Single runs": ("pretrain", "transfer", "evaluate", "export"),

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,6 +109,11 @@ class Catalog:
     @property
     def signal(self) -> Signal:
         return self.card.signal
+
+    def normalised_as(self, signal: Signal) -> Catalog:
+        """This catalog, whose signals are normalised as another signal states."""
+        modality = replace(self.card.modality, signal=signal)
+        return replace(self, card=replace(self.card, modality=modality))
 
     @property
     def task(self) -> Task:

@@ -143,7 +143,7 @@ class Checks:
 
 
 def records_of(catalog: Catalog, signal: Signal) -> Checks:
-    if catalog.signal != signal:
+    if signal not in (catalog.signal, catalog.signal.in_unit):
         raise BenchmdError(
             f"the catalog {catalog.path} is of {catalog.signal.name}, and the model of "
             f"{signal.name}{differing_in(catalog.signal, signal)}: name one of the same signal."

@@ -34,6 +34,20 @@ PARTS: Mapping[str, Part] = {
     "transformers": Part(
         1, ("models/evaluating.py", "models/hub_configs.py", "models/hub_networks.py")
     ),
+    "published": Part(
+        1,
+        (
+            "models/evaluating.py",
+            "models/filters.py",
+            "models/hub_configs.py",
+            "models/hub_networks.py",
+            "models/pillow_resize.py",
+            "models/published.py",
+            "models/published_adapters.py",
+            "models/published_form.py",
+            "models/timm_names.py",
+        ),
+    ),
     "imagenet": Part(1, ("models/imagenet.py",)),
     "random kernels": Part(1, ("models/random_kernels.py", "training/fitting.py")),
     "heads": Part(1, ("models/heads.py",)),

@@ -169,6 +169,11 @@ class Signal:
         return self.normaliser in BY_STATISTICS
 
     @property
+    def in_unit(self) -> Signal:
+        """This signal without normalisation."""
+        return replace(self, normaliser="none", parameters={})
+
+    @property
     def tokens(self) -> int:
         """Number of patches, without CLS."""
         return math.prod(s // p for s, p in zip(self.input_shape[1:], self.patch, strict=True))

@@ -21,7 +21,8 @@ from benchmd_ray.models.drop_path import DropPath
 from benchmd_ray.models.evaluating import evaluating
 from benchmd_ray.models.hub_networks import HubNetwork
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
-from benchmd_ray.models.networks import KIND, NETWORK, RANDOM_KERNELS, TRANSFORMERS
+from benchmd_ray.models.networks import KIND, NETWORK, PUBLISHED, RANDOM_KERNELS, TRANSFORMERS
+from benchmd_ray.models.published import PublishedEncoder
 from benchmd_ray.models.random_kernels import RandomKernels, RandomKernelsOptions
 from benchmd_ray.models.resnet import (
     RESNETS,
@@ -141,6 +142,7 @@ OTHERS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     **MONAI_NETWORKS,
     **SEGMENTATION_NETWORKS,
     TRANSFORMERS: HubNetwork,
+    PUBLISHED: PublishedEncoder,
     RANDOM_KERNELS: RandomKernels,
 }
 """Networks without our tokens; segmentation networks return maps instead of features."""

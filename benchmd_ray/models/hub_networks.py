@@ -18,7 +18,7 @@ import functools
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,7 @@ MOST_PARTS = 2**17
 PART = re.compile(r"[\w.-]+\.safetensors")
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
+PIXELS = "pixel_values"
 CLS = ("cls_token", "class_embedding", "class_token")
 """Attribute names of a network's CLS token."""
 
@@ -76,7 +77,7 @@ class HubNetwork(nn.Module):
         probe = _without_values(config)
         self.has_cls = any(name.rpartition(".")[2] in CLS for name in probe.state_dict())
         self.width = self._width(probe, config)
-        self.network = _without_pooling(_network(config))
+        self.network = without_pooling(network_of(config))
         replace_norms(self.network)
 
     def _width(self, probe: nn.Module, config: PreTrainedConfig) -> int:
@@ -159,12 +160,12 @@ def load_hub_weights(network: HubNetwork, folder: Path) -> None:
             )
         except Exception as error:  # a class of transformers may raise anything
             raise _unreadable(folder, error) from error
-    _require_all(module, info, folder)
-    module.load_state_dict(_without_pooling(loaded).state_dict())
-    _require_repeatable(network, folder)
+    require_all(module, info, folder)
+    module.load_state_dict(without_pooling(loaded).state_dict())
+    require_repeatable(network, network.signal, folder)
 
 
-def _require_all(network: nn.Module, info: Mapping[str, Any], folder: Path) -> None:
+def require_all(network: nn.Module, info: Mapping[str, Any], folder: Path) -> None:
     wanted = network.state_dict()
     remedy = (
         f"expected the {CONFIG} that belongs to the weights. Save both by save_pretrained, or "
@@ -193,18 +194,18 @@ def _require_all(network: nn.Module, info: Mapping[str, Any], folder: Path) -> N
         )
 
 
-def _require_repeatable(network: HubNetwork, folder: Path) -> None:
-    """Refuse weights that are not finite, and a network with random outputs."""
+def require_repeatable(network: nn.Module, signal: Signal, folder: Path) -> None:
+    """Refuse weights that are not finite, and an encoder of a signal with random outputs."""
     if unfit := [n for n, x in network.state_dict().items() if not torch.isfinite(x).all()]:
         raise BenchmdError(
             f"{folder} has NaN or infinite values in {unfit[0]}: expected finite weights."
         )
-    noise = torch.randn(1, *network.signal.input_shape, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(1, *signal.input_shape, generator=torch.Generator().manual_seed(0))
     with evaluating(network):
         first, second = network(noise), network(noise)
     if not torch.equal(first, second):
         raise BenchmdError(
-            f"the network of {folder} returns different features for the same image each time, as "
+            f"the network of {folder} returns different features for the same record each time, as "
             "with random masking: expected an encoder of whole images."
         )
 
@@ -245,7 +246,8 @@ def _parts_of(index: Path) -> list[str]:
     return sorted(names)
 
 
-def _network(config: PreTrainedConfig) -> nn.Module:
+def network_of(config: PreTrainedConfig, takes: Sequence[str] = (PIXELS,)) -> nn.Module:
+    """A network with random weights, whose main input is one of ``takes``."""
     with quiet() as transformers:
         try:
             network: nn.Module = transformers.AutoModel.from_config(config, trust_remote_code=False)
@@ -256,7 +258,7 @@ def _network(config: PreTrainedConfig) -> nn.Module:
                 f"transformers cannot make a network of the model_type {config.model_type}: "
                 f"{first_line(error)}."
             ) from error
-    if network.main_input_name != "pixel_values":
+    if network.main_input_name not in takes:
         raise BenchmdError(
             f"the model_type {config.model_type} takes {network.main_input_name}, expected images "
             "(pixel_values): save the part for images, such as "
@@ -267,8 +269,8 @@ def _network(config: PreTrainedConfig) -> nn.Module:
 
 def _without_values(config: PreTrainedConfig) -> nn.Module:
     """The network of a config on the meta device; its size is bounded."""
-    with _counting(), torch.device("meta"):
-        return _without_pooling(_network(config))
+    with counting(), torch.device("meta"):
+        return without_pooling(network_of(config))
 
 
 @functools.lru_cache(maxsize=16)
@@ -277,7 +279,7 @@ def _weights_of(text: str) -> int:
 
 
 @contextlib.contextmanager
-def _counting() -> Iterator[None]:
+def counting() -> Iterator[None]:
     """Limit the weights and modules of a network made in this context."""
     counts, most = {"weights": 0, "parts": 0}, {"weights": MOST_WEIGHTS, "parts": MOST_PARTS}
 
@@ -304,7 +306,7 @@ def _counting() -> Iterator[None]:
             hook.remove()
 
 
-def _without_pooling(network: nn.Module) -> nn.Module:
+def without_pooling(network: nn.Module) -> nn.Module:
     """The network without a pooling layer that has weights."""
     for name in ("pooler", "head"):
         layer = getattr(network, name, None)

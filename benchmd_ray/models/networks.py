@@ -6,12 +6,15 @@ from typing import Any
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.plugins import plugin_source
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.schema.ranges import ranges_of
 from benchmd_ray.settings.definition import EncoderSettings
 
 NETWORK = "transformer"
 TRANSFORMERS = "transformers"
+PUBLISHED = "published"
+"""Network of a published encoder, which a card describes (`models.encoder_cards`)."""
 RANDOM_KERNELS = "random-kernels"
 """The network, and the technique that draws and fits it."""
 KIND = "encoder network"
@@ -28,6 +31,7 @@ PART_OF: dict[str, str] = {
     "monai-efficientnet-b0": "monai",
     "monai-seresnet50": "monai",
     TRANSFORMERS: "transformers",
+    PUBLISHED: "published",
     RANDOM_KERNELS: "random kernels",
     "monai-unet": "segmentation",
     "monai-segresnet": "segmentation",
@@ -55,6 +59,11 @@ TITLES = {
 """Networks in words; others are called by their name."""
 SEGMENTING = tuple(name for name, part in PART_OF.items() if part == "segmentation")
 """Networks that return maps instead of features."""
+
+
+def taken_signal(signal: Signal, size: EncoderSettings) -> Signal:
+    """The signal as an encoder takes it: a published one in its unit, any other normalised."""
+    return signal.in_unit if size.network == PUBLISHED else signal
 
 
 def require_ranges(options: Any) -> None:

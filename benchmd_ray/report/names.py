@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.evaluation.registry import starts
+from benchmd_ray.models.encoder_cards import encoder_cards
 from benchmd_ray.models.networks import NETWORK, RANDOM_KERNELS, TITLES, TRANSFORMERS
 from benchmd_ray.report.frames import KERNELS, TECHNIQUES, by_name, name_rank, with_mode
 from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
 from benchmd_ray.runs.store import Run
-from benchmd_ray.ssl import HUB, OWN, SCRATCH
+from benchmd_ray.ssl import BROUGHT, HUB, NAMED, OWN, SCRATCH
 from benchmd_ray.ssl import TECHNIQUES as BUILT_IN
 
 NO_SETTINGS = {"stage", "seed", "technique", "upstream", "upstream_parts"}
@@ -106,7 +107,15 @@ def technique_words(techniques: Iterable[str]) -> dict[str, str]:
     """Techniques in words: ``hf tiny-vit``; of an import path its end."""
     names = set(techniques)
     words = {name: f"hf {name.removeprefix(HUB)}" for name in names if name.startswith(HUB)}
+    words |= {name: _published_title(name) for name in names if name.startswith(NAMED)}
     return words | _words(names - words.keys(), TECHNIQUES)
+
+
+def _published_title(technique: str) -> str:
+    """Title of a published encoder; its name where its card is not here."""
+    name = technique.removeprefix(NAMED)
+    cards = encoder_cards().sound
+    return cards[name].title if name in cards else name
 
 
 def require_baseline(name: str, names: Names, runs: Iterable[Run]) -> None:
@@ -151,7 +160,7 @@ def _named(
     about = run.description
     protocol = base_protocol(run, upstream)
     words = techniques[about["technique"]]
-    network, is_brought = run.settings.encoder.network, about["technique"].startswith((HUB, OWN))
+    network, is_brought = run.settings.encoder.network, about["technique"].startswith(BROUGHT)
     if network not in (NETWORK, TRANSFORMERS, RANDOM_KERNELS) and not is_brought:
         words = f"{networks[network]}, {words}"
     source = _pretraining_source(run, upstream)
@@ -326,7 +335,7 @@ def _pretrained_on(named: _Named) -> str:
     technique = str(named.run.description["technique"])
     if technique in (SCRATCH, KERNELS) or named.run.description.get("upstream") is None:
         return ""
-    if technique.startswith((HUB, OWN)):
+    if technique.startswith(BROUGHT):
         return "elsewhere"
     built_in = BUILT_IN.get(technique)
     trained = built_in is None or built_in.method is not None

@@ -21,6 +21,7 @@ from benchmd_ray.evaluation.evaluation import Asked, Evaluation, usual_evaluatio
 from benchmd_ray.evaluation.registry import benchmark
 from benchmd_ray.files.integrity import remove_hashed, write_hash
 from benchmd_ray.models.imagenet import StartWeights
+from benchmd_ray.models.networks import taken_signal
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import Run, open_run, read_run, require_weights, scoring, working
 from benchmd_ray.service.imported import import_exported, trained_of
@@ -133,7 +134,9 @@ def _pretrain(
     source, job = resolved.source, resolved.job(folder)
     if start is not None and technique_named(resolved.technique).method is None:
         weights = {f"encoder.{name}": value for name, value in start.tensors.items()}
-        export_model(folder, weights, resolved.settings.encoder, source.signal, source.statistics)
+        encoder = resolved.settings.encoder
+        signal = taken_signal(source.signal, encoder)
+        export_model(folder, weights, encoder, signal, source.statistics)
         return
     if start is not None:
         write_weights(folder / START, start.tensors)

@@ -17,7 +17,7 @@ from benchmd_ray.errors import BenchmdError, is_name
 from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.modality.signals import Signal, require_signal
-from benchmd_ray.models.networks import network_source
+from benchmd_ray.models.networks import network_source, taken_signal
 from benchmd_ray.runs.store import Run, open_run, working
 from benchmd_ray.schema.typed import Count, Name, checked, form_fault
 from benchmd_ray.service.naming import file_name
@@ -85,12 +85,12 @@ def import_exported(folder: Path, store: Path, source: Catalog) -> Run:
     """
     trained, description = trained_of(folder), model_description(folder)
     signal, _ = described(description, folder)
-    require_signal(folder, signal, source.signal, source.path)
-    _require_statistics(description["statistics"], signal, folder)
     try:
         encoder = updated(EncoderSettings(), description["encoder"])
     except BenchmdError as error:
         raise Damaged(folder / CONFIG, f"encoder: {error}", REMEDY) from error
+    require_signal(folder, signal, taken_signal(source.signal, encoder), source.path)
+    _require_statistics(description["statistics"], signal, folder)
     if (description["network_source"] or None) != network_source(encoder):
         raise BenchmdError(
             f"{folder} was exported with another source of the network {encoder.network} than is "

@@ -28,8 +28,8 @@ from benchmd_ray.settings.definition import (
     as_dict,
     updated,
 )
-from benchmd_ray.ssl import SCRATCH, method_source, protocol_encoder, technique_named
-from benchmd_ray.ssl.brought import technique_label
+from benchmd_ray.ssl import NAMED, SCRATCH, method_source, protocol_encoder, technique_named
+from benchmd_ray.ssl.brought import published_card, technique_label
 
 
 def pretraining(
@@ -65,6 +65,8 @@ def pretraining(
     else:
         about["pretrained_on"] = seen_by_pretraining(source)
     determinants["parts"] = versions_of({*used, network_part(settings.encoder.network)})
+    if technique.startswith(NAMED):
+        about["published"] = published_card(technique).published
     if start is not None:
         about["weights"] = {"file": start.file, "skipped": start.skipped}
     name = f"pretrain-{source.signal.name}-{file_name(label)}"

@@ -67,10 +67,11 @@ BASELINES: dict[str, Technique] = {
 
 SCRATCH = "scratch"
 """The technique without pretraining."""
-HUB, OWN = "hf:", "model:"
+HUB, OWN, NAMED = "hf:", "model:", "encoder:"
 """Prefixes of techniques that use an external encoder without training: a folder of transformers,
-and a user's function.
+a user's function, and a published encoder by its name.
 """
+BROUGHT = (HUB, OWN, NAMED)
 KIND = "pretraining technique"
 """Kind of custom methods in `extensions.plugins.GROUPS`."""
 
@@ -80,7 +81,7 @@ def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:
 
     ``also`` are further names for the error, which lists the valid names and the nearest.
     """
-    if name.startswith((HUB, OWN)):
+    if name.startswith(BROUGHT):
         return Technique(None, brought=True)
     built_in = TECHNIQUES | BASELINES
     if name not in built_in:

@@ -1,6 +1,7 @@
-"""External encoders as techniques: a folder of the transformers library, or a custom module.
+"""External encoders as techniques: published ones, a folder of transformers, or a custom module.
 
-``hf:FOLDER`` is a folder that transformers' ``save_pretrained`` wrote (`models.hub_networks`);
+``encoder:NAME`` is a published encoder with a card (`models.encoder_cards`); ``hf:FOLDER`` a folder
+that transformers' ``save_pretrained`` wrote (`models.hub_networks`);
 ``model:package.module:function`` a function that makes a torch module with its weights, see
 `models.encoder.make_encoder`. Their weights become a run without training, from which transfers
 start.
@@ -18,16 +19,19 @@ from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.imagenet import StartWeights, imagenet_weights
 from benchmd_ray.models.networks import KIND, PART_OF, RANDOM_KERNELS
 from benchmd_ray.settings.definition import EncoderSettings
-from benchmd_ray.ssl import BASELINES, HUB, OWN, technique_named
+from benchmd_ray.ssl import BASELINES, HUB, NAMED, OWN, technique_named
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from benchmd_ray.models.encoder_cards import EncoderCard
 
 
 def brought_name(text: str) -> str | None:
     """The technique that a user names: by its name, or for a function by its import path."""
     installed = text.removeprefix(OWN) in entry_points(group=GROUPS[KIND]).names
-    if text == RANDOM_KERNELS or text.startswith(HUB) or (text.startswith(OWN) and installed):
+    is_prefixed = text.startswith((HUB, NAMED)) or (text.startswith(OWN) and installed)
+    if text == RANDOM_KERNELS or is_prefixed:
         return text
     if IMPORT_PATH.fullmatch(text):  # also if a module is called model
         return OWN + text
@@ -49,6 +53,8 @@ def own_encoder(technique: str) -> EncoderSettings | None:
         from benchmd_ray.models.hub_networks import hub_settings
 
         return hub_settings(_folder(technique))
+    if technique.startswith(NAMED):
+        return published_card(technique).settings
     if technique.startswith(OWN):
         name = technique.removeprefix(OWN)
         if name in PART_OF:
@@ -85,9 +91,27 @@ def start_weights(
 
         assert isinstance(network, HubNetwork)  # what `own_encoder` names
         load_hub_weights(network, _folder(technique))
+    if technique.startswith(NAMED):
+        _load_published(network, published_card(technique))
     digest = weights_digest(network)
     tensors = {name: value.detach() for name, value in network.state_dict().items()}
     return StartWeights(technique_label(technique), digest, tensors, (), encoder)
+
+
+def published_card(technique: str) -> EncoderCard:
+    """The card of a published encoder's technique."""
+    from benchmd_ray.models.encoder_cards import encoder_cards
+
+    return encoder_cards()[technique.removeprefix(NAMED)]
+
+
+def _load_published(network: nn.Module, card: EncoderCard) -> None:
+    from benchmd_ray.models.fetched import read_tensors, require_weights
+    from benchmd_ray.models.published import PublishedEncoder, load_published
+
+    assert isinstance(network, PublishedEncoder)  # what `own_encoder` names
+    path = require_weights(card)
+    load_published(network, read_tensors(path, card), card.weights.names, path)
 
 
 def _folder(technique: str) -> Path:

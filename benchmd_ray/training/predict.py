@@ -19,9 +19,10 @@ from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import differing_in
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.networks import taken_signal
 from benchmd_ray.runs.predictions import IDENTIFIERS
 from benchmd_ray.scores.metrics import probabilities
-from benchmd_ray.settings.definition import Settings
+from benchmd_ray.settings.definition import EncoderSettings, Settings, updated
 from benchmd_ray.training.collect import collect, evaluated, evaluating, evaluation_batch
 from benchmd_ray.training.forward import graphed
 from benchmd_ray.training.weights import described, load_classifier, model_description
@@ -31,6 +32,7 @@ def classified(run: Path, catalog: Catalog, settings: Settings, worker: Worker) 
     """Table of `Predictions` for the evaluation splits of a catalog by a run's model."""
     model = load_classifier(run)
     about = description_for(run, catalog)
+    catalog = catalog.normalised_as(described(about, run)[0])
     parts = [
         _split_table(model, about, catalog, split, settings, worker)
         for split in catalog.evaluation_splits
@@ -42,11 +44,13 @@ def description_for(run: Path, catalog: Catalog) -> dict[str, Any]:
     """Description of a run's model (`export_model`), which must fit the catalog to score."""
     description = model_description(run)
     signal, task = described(description, run)
-    if signal != catalog.signal or task != catalog.task:
-        other = "of other classes" if signal == catalog.signal else f"of {catalog.signal.name}"
+    size = updated(EncoderSettings(), description["encoder"])
+    taken = taken_signal(catalog.signal, size)
+    if signal != taken or task != catalog.task:
+        other = "of other classes" if signal == taken else f"of {catalog.signal.name}"
         raise BenchmdError(
             f"{run} is a model of {signal.name}, the catalog {catalog.path} is "
-            f"{other}{differing_in(signal, catalog.signal)}: name a catalog of the same signal and "
+            f"{other}{differing_in(signal, taken)}: name a catalog of the same signal and "
             "task."
         )
     if not catalog.evaluation_splits:

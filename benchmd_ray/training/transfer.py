@@ -27,7 +27,7 @@ from benchmd_ray.modality.signals import require_signal
 from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.encoder import NETWORKS, make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.models.networks import RANDOM_KERNELS, require_task
+from benchmd_ray.models.networks import RANDOM_KERNELS, require_task, taken_signal
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.settings.definition import (
     AugmentationSettings,
@@ -82,6 +82,7 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
     """Refuse a job that cannot work, before anything starts; returns the labels of the run."""
     require_source(catalog)
     catalog.require_split("validation")
+    catalog = catalog.normalised_as(taken_signal(catalog.signal, job.settings.encoder))
     require_task(catalog.task, job.settings.encoder)
     if catalog.task.segments and job.settings.transfer.freezes:
         raise BenchmdError(
@@ -140,7 +141,8 @@ def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalo
 
 
 def normalised(job: TransferJob, catalog: Catalog) -> Catalog:
-    """The catalog with the statistics that the job normalises its signals by."""
+    """The catalog, whose signals are normalised as the job's encoder takes them."""
+    catalog = catalog.normalised_as(taken_signal(catalog.signal, job.settings.encoder))
     if job.upstream is None or job.settings.transfer.normalisation == "catalog":
         return catalog
     statistics = model_description(job.upstream)["statistics"]

@@ -318,7 +318,7 @@ def test_a_network_that_draws_is_refused(saved, monkeypatch):
     monkeypatch.setattr(hub_configs, "SAME_AS", {})
     config = transformers.ViTMAEConfig(**{**VIT.to_dict(), "model_type": "vit_mae"})
     with pytest.raises(
-        BenchmdError, match="returns different features for the same image each time"
+        BenchmdError, match="returns different features for the same record each time"
     ):
         brought(saved(transformers.ViTMAEModel(config)), SIGNALS["cxr"])
 
