@@ -30,7 +30,7 @@ from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.simulate import Resources
 from benchmd_ray.service.tune_dry_run import estimate_searches
-from benchmd_ray.service.unseen import SEEN
+from benchmd_ray.runs.pretraining_data import SEEN
 from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.storage.location import location
