@@ -17,7 +17,7 @@ from benchmd_ray.data.origins import family, is_named, of_one_origin
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.frames import KERNELS, MARK, SCRATCH, UNKNOWN
 from benchmd_ray.report.protocols import pretraining_of
-from benchmd_ray.runs.pretraining_data import SEEN, read_seen
+from benchmd_ray.runs.pretraining_data import SEEN, Published, read_seen
 from benchmd_ray.runs.store import Run
 from benchmd_ray.ssl import HUB, OWN
 from benchmd_ray.ssl import TECHNIQUES as BUILT_IN
@@ -44,8 +44,7 @@ def contamination(run: Run, scored: Mapping[str, str], patients: Iterable[str]) 
     """
     about, upstream = run.description, pretraining_of(run, {})
     technique, things = str(about["technique"]), _things(run)
-    published = about.get("published") or (upstream and upstream.description.get("published"))
-    if published:
+    if published := published_of(run, upstream):
         return _of_names(published["pretrained_on"], scored["dataset"], things)
     if technique in (SCRATCH, KERNELS) or about.get("upstream") is None:
         return ""
@@ -53,6 +52,12 @@ def contamination(run: Run, scored: Mapping[str, str], patients: Iterable[str]) 
         return UNKNOWN
     seen = dict(_seen(run.folder)) or (dict(_seen(upstream.folder)) if upstream else {})
     return _of_records(_entries(run, upstream), seen, scored, {*patients}, things)
+
+
+def published_of(run: Run, upstream: Run | None = None) -> Published | None:
+    """What the card of a run's encoder states; None for one that has no card."""
+    runs = [run, *filter(None, [upstream or pretraining_of(run, {})])]
+    return next((r.description["published"] for r in runs if "published" in r.description), None)
 
 
 def _of_names(names: Iterable[str], dataset: str, things: str) -> str:

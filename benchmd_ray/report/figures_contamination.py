@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import pandas as pd
@@ -16,7 +16,11 @@ from benchmd_ray.report.figures_panels import footer
 from benchmd_ray.report.figures_parts import Titled, mean_auroc
 from benchmd_ray.report.frames import MARK, MODES
 
-MODE = re.compile(f"(, ({'|'.join(map(re.escape, MODES.values()))}))?$")
+MODE = rf"(?:,\s(?:{'|'.join(map(re.escape, MODES.values()))}))?"
+LABEL = re.compile(
+    rf"(?:[\d.–]+\s+|.*\bthat of )?(?P<name>.+?)(?P<mode>{MODE})(?:\s+[\d.–]+)?", re.DOTALL
+)
+"""A text that names a row, perhaps with its mode and a number, or as the baseline."""
 
 
 def with_marks(titled: Titled, scores: pd.DataFrame) -> Titled:
@@ -26,8 +30,9 @@ def with_marks(titled: Titled, scores: pd.DataFrame) -> Titled:
     """
     rows = mean_auroc(scores)
     rows = rows[rows["contamination"].map(is_marked)] if len(rows) else rows
-    texts = [*_texts(titled.figure), titled.title, titled.caption]
-    content, names = "\n".join(texts), {MODE.sub("", _flat(text)) for text in texts}
+    texts = [*_texts(titled.figure)]
+    content = "\n".join([*texts, titled.title, titled.caption])
+    names = {_name(text) for text in texts}
     is_drawn = [
         row in names and re.search(rf"(?<![\w-]){re.escape(dataset)}(?![\w-])", content) is not None
         for row, dataset in zip(rows["technique"], rows["dataset"], strict=True)
@@ -41,9 +46,18 @@ def with_marks(titled: Titled, scores: pd.DataFrame) -> Titled:
     return replace(titled, caption=f"{titled.caption} {meaning}".strip())
 
 
-def _flat(text: str) -> str:
-    """A name without line breaks."""
-    return " ".join(text.split())
+def _name(text: str) -> str:
+    """The row that a text names, without line breaks."""
+    label = LABEL.fullmatch(text)
+    return " ".join(label["name"].split()) if label else ""
+
+
+def _marked(text: str, names: Collection[str]) -> str:
+    """A text with the mark after the name of a row, if it names one of these."""
+    label = LABEL.fullmatch(text)
+    if label is None or _name(text) not in names:
+        return text
+    return f"{text[: label.end('mode')]}{MARK}{text[label.end('mode') :]}"
 
 
 def _texts(figure: Figure) -> Iterator[str]:
@@ -61,12 +75,12 @@ def _formatters(figure: Figure) -> Iterator[FixedFormatter]:
                 yield formatter
 
 
-def _mark(figure: Figure, names: set[str]) -> None:
+def _mark(figure: Figure, names: Collection[str]) -> None:
     for text in figure.findobj(Text):
-        if isinstance(text, Text) and MODE.sub("", _flat(text.get_text())) in names:
-            text.set_text(f"{text.get_text()}{MARK}")
+        if (
+            isinstance(text, Text)
+            and (marked := _marked(text.get_text(), names)) != text.get_text()
+        ):
+            text.set_text(marked)
     for formatter in _formatters(figure):
-        formatter.seq = [
-            f"{name}{MARK}" if MODE.sub("", _flat(str(name))) in names else name
-            for name in formatter.seq
-        ]
+        formatter.seq = [_marked(str(label), names) for label in formatter.seq]

@@ -20,6 +20,7 @@ from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.evaluation.registry import starts
 from benchmd_ray.models.networks import NETWORK, RANDOM_KERNELS, TITLES, TRANSFORMERS
+from benchmd_ray.report.contamination import published_of
 from benchmd_ray.report.frames import KERNELS, TECHNIQUES, by_name, name_rank, with_mode
 from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
 from benchmd_ray.runs.pretraining_data import Published
@@ -343,8 +344,7 @@ def _pretrained_on(named: _Named) -> str:
 
 def _published(named: _Named) -> Published | None:
     """What the card of a published encoder states, from the transfer or its pretraining."""
-    runs = [named.run, *([] if named.upstream is None else [named.upstream])]
-    return next((r.description["published"] for r in runs if "published" in r.description), None)
+    return published_of(named.run, named.upstream)
 
 
 def _published_title(named: _Named) -> str:

@@ -103,8 +103,9 @@ def _notes_on_contamination(rows: pd.DataFrame) -> list[str]:
     lines = [f"{MARK}: {sentence}" for sentence in sentences(rows)]
     unknown = by_name(rows.loc[rows["contamination"] == UNKNOWN, "technique"].unique())
     if unknown:
+        what = UNKNOWN if len(unknown) == 1 else UNKNOWN.replace("its", "their")
         lines.append(
-            f"{', '.join(unknown)}: {UNKNOWN}. It may include what is scored here; a target is "
+            f"{', '.join(unknown)}: {what}. It may include what is scored here; a target is "
             "zero-shot as far as known."
         )
     return lines

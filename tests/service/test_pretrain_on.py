@@ -22,6 +22,7 @@ from benchmd_ray.export.model import export_run
 from benchmd_ray.files.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.runs.places import store_folder
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
+from benchmd_ray.runs.pretraining_data import SEEN
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
@@ -30,7 +31,6 @@ from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.simulate import Resources
 from benchmd_ray.service.tune_dry_run import estimate_searches
-from benchmd_ray.runs.pretraining_data import SEEN
 from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.storage.location import location
