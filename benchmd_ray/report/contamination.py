@@ -195,8 +195,7 @@ def with_contamination(descriptions: pd.DataFrame, rows: pd.DataFrame) -> pd.Dat
         text = f"{dataset}: {text}" if is_marked(text) else text
         texts.setdefault((*map(str, place),), []).append(text)
     whole = [
-        together(texts.get(place, ())) or (NONE if place in texts and trained else "")
-        for *place, trained in descriptions[[*key, "pretrained_on"]].itertuples(index=False)
-        for place in [(*map(str, place),)]
+        together(texts.get(row[:-1], ())) or (NONE if row[:-1] in texts and row[-1] else "")
+        for row in descriptions[[*key, "pretrained_on"]].itertuples(index=False, name=None)
     ]
     return descriptions.assign(contamination=pd.Series(whole, descriptions.index, dtype="str"))

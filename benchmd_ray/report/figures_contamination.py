@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 
 import pandas as pd
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FixedFormatter
 
 from benchmd_ray.report.contamination import is_marked, legend
 from benchmd_ray.report.figures_panels import footer
@@ -30,11 +30,12 @@ def with_marks(titled: Titled, scores: pd.DataFrame) -> Titled:
     """
     rows = mean_auroc(scores)
     rows = rows[rows["contamination"].map(is_marked)] if len(rows) else rows
-    texts = [*_texts(titled.figure)]
+    texts = _texts(titled.figure)
     content = "\n".join([*texts, titled.title, titled.caption])
     names = {_name(text) for text in texts}
+    datasets = {name for name in scores["dataset"].unique() if _has(content, name)}
     is_drawn = [
-        row in names and re.search(rf"(?<![\w-]){re.escape(dataset)}(?![\w-])", content) is not None
+        row in names and (dataset in datasets or not datasets)  # of all, in a mean over datasets
         for row, dataset in zip(rows["technique"], rows["dataset"], strict=True)
     ]
     drawn = rows[pd.Series(is_drawn, rows.index, dtype=bool)]
@@ -44,6 +45,10 @@ def with_marks(titled: Titled, scores: pd.DataFrame) -> Titled:
     meaning = legend(drawn)
     footer(titled.figure, meaning)
     return replace(titled, caption=f"{titled.caption} {meaning}".strip())
+
+
+def _has(content: str, dataset: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(dataset)}(?![\w-])", content) is not None
 
 
 def _name(text: str) -> str:
@@ -60,27 +65,23 @@ def _marked(text: str, names: Collection[str]) -> str:
     return f"{text[: label.end('mode')]}{MARK}{text[label.end('mode') :]}"
 
 
-def _texts(figure: Figure) -> Iterator[str]:
-    yield from (text.get_text() for text in figure.findobj(Text) if isinstance(text, Text))
-    for formatter in _formatters(figure):
-        yield from map(str, formatter.seq)
+def _texts(figure: Figure) -> list[str]:
+    """All texts; those of ticks too, which are set when they are asked for."""
+    ticks = [text for axis in _axes(figure) for text in axis.get_ticklabels()]
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text)]
+    return [text.get_text() for text in (*texts, *ticks)]
 
 
-def _formatters(figure: Figure) -> Iterator[FixedFormatter]:
-    """Of the axes whose ticks have names, which the texts of ticks follow."""
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            formatter = axis.get_major_formatter()
-            if isinstance(formatter, FixedFormatter):
-                yield formatter
+def _axes(figure: Figure) -> list[Axis]:
+    return [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
 
 
 def _mark(figure: Figure, names: Collection[str]) -> None:
+    for axis in _axes(figure):
+        labels = [text.get_text() for text in axis.get_ticklabels()]
+        marked = [_marked(label, names) for label in labels]
+        if marked != labels:  # their texts are set anew whenever they are drawn
+            axis.set_ticklabels(marked)
     for text in figure.findobj(Text):
-        if (
-            isinstance(text, Text)
-            and (marked := _marked(text.get_text(), names)) != text.get_text()
-        ):
-            text.set_text(marked)
-    for formatter in _formatters(figure):
-        formatter.seq = [_marked(str(label), names) for label in formatter.seq]
+        if isinstance(text, Text):
+            text.set_text(_marked(text.get_text(), names))

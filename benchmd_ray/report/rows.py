@@ -135,8 +135,8 @@ def other_rows(
                 shared = _said(run, predictions.description) | names[run.folder]._asdict()
                 columns = predictions.table.column_names
                 patients = "group_id" in columns and predictions.table["group_id"].to_pylist()
-                seen = contamination(run, predictions.description, patients or ())
-                shared |= {"contamination": seen}
+                text = contamination(run, predictions.description, patients or ())
+                shared |= {"contamination": text}
                 scores = partial(evaluation.scores, predictions, resamples)
                 parts.append(_rows_of(f"the evaluation {name} of {path}", scores, shared))
             except BenchmdError as error:
