@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -16,14 +17,16 @@ from stores import make_pretraining, make_transfer, predict_all
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.export.model_card import model_card
 from benchmd_ray.files.integrity import Damaged, write_hashed_json
+from benchmd_ray.report import rows
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.contamination import contamination
 from benchmd_ray.report.frames import FRAMES
+from benchmd_ray.report.names import RowName
 from benchmd_ray.report.page import page
 from benchmd_ray.report.page_findings import findings
 from benchmd_ray.report.report_figures import draw
 from benchmd_ray.report.write import write_tables
-from benchmd_ray.runs.predictions import predictions_path
+from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.runs.pretraining_data import checked_published
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.tracking.upload import KEPT
@@ -172,12 +175,9 @@ def test_tables_mark_the_row_on_its_dataset_only(analysis, tmp_path):
         assert not any(
             "†" in line for line in lines if "hf unknown" in line and "ecg-net" not in line
         )
-    rows = pd.read_csv(tmp_path / "auroc.csv").fillna({"contamination": ""})
-    assert dict(
-        zip(
-            zip(rows["technique"], rows["dataset"], strict=True), rows["contamination"], strict=True
-        )
-    ) == {
+    table = pd.read_csv(tmp_path / "auroc.csv").fillna({"contamination": ""})
+    places = zip(table["technique"], table["dataset"], strict=True)
+    assert dict(zip(places, table["contamination"], strict=True)) == {
         ("scratch", "ptb-xl"): "",
         ("scratch", "georgia"): "",
         ("hf ecg-net", "ptb-xl"): "",
@@ -263,6 +263,31 @@ def test_the_model_card_says_what_is_scored_below(tmp_path):
     assert "ECG-Net (licence: MIT)" in flat
     assert "| georgia† |" in card
     assert "| ptb-xl (validation) |" in card
+
+
+def test_rows_of_other_evaluations_have_it(tmp_path, monkeypatch):
+    run = foreign(tmp_path, "georgia")
+    for dataset in DATA:
+        path = predictions_path(run.folder, dataset)
+        again = predictions_path(run.folder, dataset, "again")
+        again.parent.mkdir(exist_ok=True)
+        shutil.copy(path, again)
+    evaluation = SimpleNamespace(
+        scores=lambda predictions, resamples: pd.DataFrame([{"metric": "dice", "value": 0.5}]),
+        form=None,
+    )
+    monkeypatch.setattr(
+        rows,
+        "read_predictions",
+        lambda path, form: read_predictions(predictions_path(run.folder, path.stem)),
+    )
+    monkeypatch.setattr(rows, "evaluations", lambda: {"again": evaluation})
+    frame, notes = rows.other_rows([run], {run.folder: RowName("hf ecg-net", "custom")}, 20)
+    assert notes == []
+    assert dict(zip(frame["dataset"], frame["contamination"], strict=True)) == {
+        "ptb-xl": "",
+        "georgia": f"{SAW} this dataset's recordings",
+    }
 
 
 def test_wandb_has_it_in_configuration_and_summary(tmp_path, monkeypatch):
