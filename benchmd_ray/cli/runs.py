@@ -97,7 +97,7 @@ def pretrain(
     "module:function (your own); or random-kernels. Default: from scratch.",
 )
 @click.option(
-    "--target", "targets", type=CATALOG, multiple=True, help="Catalog to evaluate zero-shot."
+    "--target", "targets", type=CATALOG, multiple=True, help="Catalog to score, not trained on."
 )
 @execution_options
 def transfer(

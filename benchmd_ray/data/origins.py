@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmd_ray.data.cards import broken_cards, cards
@@ -37,6 +38,22 @@ def named() -> frozenset[str]:
     return frozenset(name for path in _files(folder) for group in _stated(path) for name in group)
 
 
+def require_datasets(names: Iterable[str], where: str) -> None:
+    """Refuse names of datasets that have no card and no origin, which could be misspelt."""
+    for name in names:
+        if not is_named(name):
+            raise unknown_name(f"dataset in {where}:", name, _names())
+
+
+def is_named(dataset: str) -> bool:
+    """Whether a dataset has a card, or a card of origins names it."""
+    return family(dataset) in _names() or any(dataset in g for g in _groups(card_folders()))
+
+
+def _names() -> set[str]:
+    return {*cards(), *broken_cards(), *map(family, cards()), *named()}
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted((folder / FOLDER).glob("*.yaml"))
 
@@ -52,8 +69,7 @@ def _stated(path: Path) -> tuple[tuple[str, ...], ...]:
 
 @functools.cache
 def _groups(folders: tuple[Path, ...]) -> tuple[frozenset[str], ...]:
-    names = {*cards(), *broken_cards(), *map(family, cards()), *named()}
-    groups = []
+    names, groups = _names(), []
     for path in (path for folder in folders for path in _files(folder)):
         for group in _stated(path):
             for name in group:

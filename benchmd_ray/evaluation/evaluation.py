@@ -118,8 +118,8 @@ def _classified(asked: Asked) -> pa.Table:
 
 
 CLASSIFICATION = Evaluation(CLASSIFIED, _classified)
-"""Classification of a dataset's evaluation splits: those of the source, and zero-shot of
-targets.
+"""Classification of a dataset's evaluation splits: those of the source, and of
+targets, which a transfer is not trained on.
 """
 
 

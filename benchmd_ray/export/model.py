@@ -27,7 +27,16 @@ from benchmd_ray.training.weights import CONFIG, model_description, write_weight
 CARD = "README.md"
 TRAINED = (
     *("kind", "technique", "setting", "protocol", "seed", "modality", "source", "policy"),
-    *("provenance", "raw", "options", "upstream", "pretrained_on", "determinants", "versions"),
+    *(
+        "provenance",
+        "raw",
+        "options",
+        "upstream",
+        "pretrained_on",
+        "published",
+        "determinants",
+        "versions",
+    ),
 )
 """Fields of ``run.json`` that ``config.json`` includes, if present."""
 

@@ -17,6 +17,7 @@ from benchmd_ray.data.readers.image import FORMATS, MAX_PIXELS
 from benchmd_ray.export.model_facts import (
     Origin,
     origin_of,
+    pretrained_sentence,
     provenances,
     score_sections,
     training_rows,
@@ -133,12 +134,16 @@ def _lead(run: Run, output: str, origin: Origin) -> str:
     data = PROVENANCES[about["provenance"]].format(
         title=_plain(name), records=_records(source, *about["raw"])
     )
-    others = [name for name in _pretrained_on(run) if name not in source.split("+")]
-    named = replace(origin, name=_plain(origin.name), sha256=_plain(origin.sha256))
+    named = replace(
+        origin,
+        name=_plain(origin.name),
+        sha256=_plain(origin.sha256),
+        published=_plain(origin.published),
+    )
     lines = [
         f"This model turns {_plain(about['modality'])} signals into {output}.",
         named.sentences(data),
-        *([f"Its encoder was pretrained on {_plain(', '.join(others))}."] if others else []),
+        *filter(None, [_plain(pretrained_sentence(run, source))]),
         "It is for research and **not for diagnosis**.\n",
     ]
     return "\n".join(lines)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.columns import cautions, column_of, interval_of, metric_title, sizes
+from benchmd_ray.report.contamination import contamination, is_marked, marked, published_of
 from benchmd_ray.report.formats import markdown
 from benchmd_ray.report.frames import dataset_text, frame, place
 from benchmd_ray.report.names import names_of
@@ -54,6 +55,8 @@ class Origin:
     """Name of the external encoder weights; empty if all weights were trained here."""
     sha256: str = ""
     """SHA-256 of these weights, or of their file in the pretraining; empty if unknown."""
+    published: str = ""
+    """Title and licence of a published encoder; empty for others."""
 
     @property
     def elsewhere(self) -> bool:
@@ -71,6 +74,11 @@ class Origin:
         if not self.elsewhere:
             return here
         stated = f" ({self.sha256})" if self.sha256 else ""
+        if self.published:
+            return (
+                f"The weights of its encoder were trained elsewhere: {self.published}{stated}. "
+                f"They have their own terms.\n{here}"
+            )
         return (
             f"The weights of its encoder were trained elsewhere: {self.name}{stated}. They have "
             "their own terms, and their training data are unknown to this card; they may include "
@@ -86,10 +94,37 @@ def origin_of(run: Run) -> Origin:
     """
     about = run.description
     technique = str(about["technique"])
+    if published := published_of(run):
+        title = f"{published['title']} (licence: {published['licence']})"
+        return Origin(_use(run, technique), technique, _hash(run, technique), title)
     if not technique.startswith(BROUGHT) and technique not in IMAGENET:
         return Origin(TRAINING)
     name = "ImageNet weights for timm's ViT-Tiny" if technique in IMAGENET else technique
     return Origin(_use(run, technique), name, _hash(run, technique))
+
+
+def pretrained_sentence(run: Run, source: str) -> str:
+    """What the encoder was pretrained on besides its source, and what of it is scored below."""
+    if published := published_of(run):
+        names = [*published["pretrained_on"], *published["also"]]
+    else:
+        entries = run.description.get("pretrained_on", ())
+        names = [str(e["dataset"]) for e in entries if e["dataset"] not in source.split("+")]
+    texts = {
+        scored.dataset: text
+        for scored in read_scored(run).scored
+        if (text := contamination(run, scored.about, scored.units["group_id"]))
+    }
+    seen = [f"{name} ({text})" for name, text in texts.items() if is_marked(text)]
+    sentence = f"Its encoder was pretrained on {', '.join(names)}" if names else ""
+    if not seen:
+        return sentence and f"{sentence}."
+    scored_below = f"scored below: {'; '.join(seen)}."
+    return (
+        f"{sentence}; of these, or of their origin, are {scored_below}"
+        if names
+        else (f"Of what its pretraining saw are {scored_below}")
+    )
 
 
 def _use(run: Run, technique: str) -> str:
@@ -211,7 +246,8 @@ def score_sections(run: Run) -> str:
 
 def _dataset(rows: pd.DataFrame) -> Column:
     keys = zip(*(rows[name] for name in ("source", "dataset", "role", "split")), strict=True)
-    return column_of("dataset", [dataset_text(*key) for key in keys], "text")
+    names = marked([dataset_text(*key) for key in keys], rows["contamination"])
+    return column_of("dataset", names, "text")
 
 
 def _markdown(columns: tuple[Column, ...]) -> str:

@@ -22,6 +22,7 @@ from benchmd_ray.report.compared import (
     other_seeds,
     shared_patients,
 )
+from benchmd_ray.report.contamination import with_contamination
 from benchmd_ray.report.frames import FRAMES, frame, place
 from benchmd_ray.report.names import Names, names_of, require_baseline
 from benchmd_ray.report.notes import notes
@@ -242,6 +243,7 @@ def analyse(
     rows["ran"].append(frame("ran", ran_rows(runs, named.of_runs)))
     rows["descriptions"].append(frame("descriptions", named.descriptions))
     frames = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items()}
+    frames["descriptions"] = with_contamination(frames["descriptions"], frames["rows"])
     lines += tuning_notes(frames["tuned"], searches)
     kinds = sorted((run.modality for run in runs), key=lambda kind: kind.order)
     return Analysis(
@@ -360,5 +362,6 @@ def pooled_rows(pools_of_block: Sequence[Pool], metrics: Sequence[str]) -> Itera
                     "scored": pool.first.predicted.scored,
                     "paper": paper(pool) if first else float("nan"),
                     "caution": pooled.caution,
+                    "contamination": pool.contamination,
                     "runs": "; ".join(member.run.folder.name for member in pool.runs),
                 }

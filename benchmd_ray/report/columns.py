@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmd_ray.report.contamination import SIDES, legend, marked
 from benchmd_ray.report.frames import BOOTSTRAP, LABELS, SETTINGS, by_name, dataset_text
 from benchmd_ray.report.table import Column, Table, constant, text_of
 from benchmd_ray.scores.comparison import LEVEL
@@ -68,7 +69,9 @@ def table_of(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Tab
     if rows.empty:
         return None
     kept, constants = constant([column for column in columns if not _nothing(column)])
-    return Table(f"{caption}{constants}{_sources_said(rows) or ''}", kept)
+    meaning = legend(rows)
+    ends = f"{constants}{_sources_said(rows) or ''}{' ' * bool(meaning)}{meaning}"
+    return Table(f"{caption}{ends}", kept)
 
 
 def _nothing(column: Column) -> bool:
@@ -96,7 +99,15 @@ def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
             names = [dataset_text(*row) for row in zip(*parts, strict=True)]
         columns.append(column_of("dataset", names, "text"))
     others = ("labels", "setting", "technique", "policy", "protocol")
-    return (*columns, *(column_of(name, rows[name], "text") for name in others if name in rows))
+    return (*columns, *(name_column(name, rows) for name in others if name in rows))
+
+
+def name_column(name: str, rows: pd.DataFrame, **options: Any) -> Column:
+    """A text column; names of rows have the mark of those that are contaminated."""
+    texts = list(rows[name])
+    for column in (of for names, of, _ in SIDES if names == name and of in rows):
+        texts = marked(texts, rows[column])
+    return column_of(name, texts, "text", **options)
 
 
 def cautions(rows: pd.DataFrame) -> tuple[Column, ...]:

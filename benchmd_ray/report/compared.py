@@ -78,7 +78,9 @@ def _gap(home: Pool, pool: Pool, metric: str) -> Row:
         gap["caution"] = "; ".join(filter(None, (over, gap["caution"])))
     value = {"gap": gap.pop("value")}
     values = {"in_distribution": home.value(metric), "target": pool.value(metric)}
-    return {**pool.key, "metric": metric, **values, **value, **gap}
+    texts = zip(("contamination_source", "contamination"), whole, strict=True)
+    seen = {column: side.contamination for column, side in texts}
+    return {**pool.key, "metric": metric, **values, **value, **gap, **seen}
 
 
 def _of_pool(pool: Pool, metric: str) -> OverSeeds:
@@ -144,6 +146,8 @@ def change_rows(
                     "baseline": with_mode(base.key["technique"], base.key["setting"]),
                     **vars(difference(pool, base, metric)),
                     "p_delong": p_delong(base, pool) if metric == "auroc" else np.nan,
+                    "contamination": pool.contamination,
+                    "contamination_baseline": base.contamination,
                 }
 
 
@@ -251,6 +255,7 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
                 reason = f"{EXCHANGES:,} exchanges cannot reach significance among so many tests"
                 row["caution"] = "; ".join(filter(None, (change.caution, f"no p (Holm): {reason}")))
             value = {"difference": row.pop("value")}
+            row |= {f"contamination_{x}": named[y].contamination for x, y in (("a", a), ("b", b))}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **row, "p_holm": p})
         if not np.isnan([pool.value("auroc") for pool in named.values()]).any():
             rows["ranking"] += _ranking(place, named, dict(zip(pairs, corrected, strict=True)))
@@ -354,4 +359,5 @@ def _ranking(
             "high": high,
             "tau": np.nan if basis.no_interval else stability.tau,
             "caution": caution(interval=untested, τ=basis.no_interval),
+            "contamination": members[name].contamination,
         }

@@ -37,13 +37,16 @@ LATEX = {
     "…": r"\dots{}",
     "≥": r"$\geq$",
     "≈": r"$\approx$",
+    "†": r"$\dagger$",
     "“": "``",
     "”": "''",
 }
 """Replacements of characters that are special in LaTeX or missing from its fonts."""
 
 
-NUMBER = re.compile(r"–|(\*\*)?[<+−-]?[\d,]*\.?\d+(e-?\d+)?( \[.*\])?( \(no interval\))?(\*\*| ≈)?")
+NUMBER = re.compile(
+    r"–|(\*\*)?[<+−-]?[\d,]*\.?\d+(e-?\d+)?( \[.*\])?( \(no interval\))?†?(\*\*| ≈)?"
+)
 """A cell with a number, perhaps with an interval or a mark."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """First characters that a spreadsheet takes for a formula (OWASP, "CSV Injection")."""

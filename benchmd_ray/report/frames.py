@@ -52,7 +52,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_whole("records", "patients", "positives"),
         **_text("scored"),
         **_real("effective", "paper"),
-        **_text("published_in", "unlike"),
+        **_text("published_in", "unlike", "contamination"),
         **_whole("raw_records", "raw_expected"),
         **_text("provenance", "options", "warnings", "run"),
     },
@@ -64,7 +64,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_whole("records", "patients", "positives"),
         **_text("scored"),
         **_real("paper"),
-        **_text("caution", "runs"),
+        **_text("caution", "runs", "contamination"),
     },
     "gaps": {
         **_text(
@@ -72,34 +72,34 @@ FRAMES: dict[str, dict[str, str]] = {
             "metric",
         ),
         **_real("in_distribution", "target", "gap", "low", "high", "p", "p_holm"),
-        **_text("caution"),
+        **_text("caution", "contamination", "contamination_source"),
     },
     "changes": {
         **_text(*KEY, "metric"),
         **_text("baseline"),
         **_real("value", "low", "high", "p", "p_delong"),
-        **_text("caution"),
+        **_text("caution", "contamination", "contamination_baseline"),
     },
     "pairs": {
         **_text(*PLACE, "a", "b"),
         **_real("difference", "low", "high", "p", "p_holm"),
-        **_text("caution"),
+        **_text("caution", "contamination_a", "contamination_b"),
     },
     "ranking": {
         **_text(*PLACE, "setting", "technique"),
         **_real("rank", "low", "high", "tau"),
-        **_text("caution"),
+        **_text("caution", "contamination"),
     },
     "subgroups": {
         **_text(*KEY, "variable", "group"),
         **_whole("records", "patients"),
         **_real("value", "low", "high", "p"),
-        **_text("caution"),
+        **_text("caution", "contamination"),
     },
     "subgroup_pairs": {
         **_text(*KEY, "variable", "a", "b"),
         **_real("difference", "low", "high", "p", "p_holm"),
-        **_text("caution"),
+        **_text("caution", "contamination"),
     },
     "excluded": {**_text(*KEY, "variable", "group"), **_whole("patients")},
     "roc": {**_text(*KEY, "class"), **_whole("seed"), **_real("fpr", "tpr")},
@@ -127,7 +127,7 @@ FRAMES: dict[str, dict[str, str]] = {
     },
     "descriptions": _text(
         *("modality", "source", "policy", "technique", "technique_id", "network"),
-        *("pretrained_on", "protocol", "settings"),
+        *("pretrained_on", "published", "contamination", "protocol", "settings"),
     ),
     "searches": {
         **_text("search", "modality", "source", "policy", "technique", "setting", "network"),
@@ -147,7 +147,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_text("start_protocol"),
         **_real("start", "start_low", "start_high", "paper"),
         **_real("difference", "difference_low", "difference_high", "p", "p_delong"),
-        **_text("caution"),
+        **_text("caution", "contamination"),
         **_text("search"),
         "trials": "Int64",
         **_real("device_hours"),
@@ -163,7 +163,8 @@ are effective patients, of a class those on its rarer side; ``paper`` is a publi
 be compared and ``unlike`` says why one may not; ``run`` is empty where no run made a row;
 ``method`` is what a score is of where the network is not, such as a detector, ``regime`` how that
 was calibrated, ``use_case`` and ``group`` which records it is of; ``caution`` says why an interval
-or a p is missing, or why the interval is rough. A frame without
+or a p is missing, or why the interval is rough; ``contamination`` says what of the dataset the
+row's pretraining saw, empty for nothing; a difference has it for both sides. A frame without
 rows has its columns all the same. Of ``searches``, ``evaluations`` are those of a trial that goes
 to the end and ``evaluated`` all that were done; ``chosen`` is 0 where a search keeps its start;
 ``start_value`` and ``chosen_value`` are over fresh evaluations, the second corrected for having
@@ -176,12 +177,28 @@ VERSIONS = tuple(FRAMES["ran"])[-6:]
 """Columns of ``ran`` with versions of packages."""
 
 
+MARK = "†"
+"""After the name or value of a row whose pretraining saw what it is scored on."""
+UNKNOWN = "what its pretraining saw is not known"
+"""Contamination of an encoder that was trained elsewhere and has no card."""
+CONTAMINATIONS = (
+    "contamination",
+    *(f"contamination_{side}" for side in ("a", "b", "baseline", "source")),
+)
+
+
 def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """The named frame with these rows, which must have all its columns."""
+    """The named frame with these rows; all columns but those of contamination are needed."""
     columns, records = FRAMES[name], list(rows)
     return pd.DataFrame(
         {
-            column: pd.Series([row[column] for row in records], dtype=kind)
+            column: pd.Series(
+                [
+                    row.get(column, "") if column in CONTAMINATIONS else row[column]
+                    for row in records
+                ],
+                dtype=kind,
+            )
             for column, kind in columns.items()
         }
     )
@@ -214,6 +231,7 @@ def technique_in(name: str) -> str:
 
 def name_rank(name: str) -> tuple[object, ...]:
     """Sort key of the names of rows: by technique, first what its name says nothing else of."""
+    name = name.removesuffix(MARK)
     technique = technique_in(name)
     place, _ = rank_of(tuple(TECHNIQUES.values()), technique)
     return place, not name.startswith(technique), " on " in name or "(" in name, name

@@ -18,11 +18,13 @@ from markupsafe import Markup
 
 from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import count_of
+from benchmd_ray.report.contamination import is_marked, legend
 from benchmd_ray.report.document import render
 from benchmd_ray.report.figures_parts import mean_auroc
 from benchmd_ray.report.formats import aligned, latex_text, markdown
 from benchmd_ray.report.frames import (
     LABELS,
+    MARK,
     PLACE,
     SETTINGS,
     dataset_text,
@@ -65,6 +67,8 @@ class Cell:
     high: float
     seeds: int
     mark: Mark = ""
+    contamination: str = ""
+    """What of the dataset the row's pretraining saw."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Matrix:
     """Provenance of a column's training and scored data, see `data.provenance`."""
     warning: str = ""
     """Warning shown prominently."""
+    contamination: str = ""
+    """What the mark of contaminated cells means."""
 
     @cached_property
     def groups(self) -> dict[Group, list[Where]]:
@@ -133,7 +139,7 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
     for row in scores.to_dict("records"):
         what, where = _what(row), _where(row)
         values = (row["value"], row["low"], row["high"], int(row["seeds"]))
-        cells[what, where] = Cell(*values, mark=marks.get((what, where), ""))
+        cells[what, where] = Cell(*values, marks.get((what, where), ""), row["contamination"])
         if np.isfinite(row["paper"]):
             published = (what[0], PAPER, what[2])
             cells[published, where] = Cell(row["paper"], np.nan, np.nan, 0)
@@ -144,7 +150,7 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
         where = _where(row)
         stated[where] = together(row["provenance"], stated.get(where, row["provenance"]))
     gaps, ranks = dict(_gaps(analysis)), dict(_ranks(analysis, cells))
-    return Matrix(cells, gaps, ranks, stated, synthetic(analysis.rows))
+    return Matrix(cells, gaps, ranks, stated, synthetic(analysis.rows), legend(scores))
 
 
 def _what(row: Mapping[Any, Any]) -> What:
@@ -240,6 +246,7 @@ class Written:
     sums: list[str]
     """Names of the summary columns."""
     warning: str
+    contamination: str = ""
 
 
 def written(matrix: Matrix) -> Written:
@@ -258,6 +265,7 @@ def written(matrix: Matrix) -> Written:
             for what, cells in rows.items():
                 cell = matrix.cells.get((what, where))
                 value = DASH if cell is None else shown(cell.value, "number")
+                value += MARK if cell is not None and is_marked(cell.contamination) else ""
                 cells.append(CellText(value, "" if cell is None else cell.mark, cell))
         for name, values, kind, digits in sums:
             if any(of == group for _, of in values):
@@ -268,7 +276,9 @@ def written(matrix: Matrix) -> Written:
         title = f"{group[0]}, {group[2]}" if several else group[0]
         groups.append((title, len(heads) - before))
     used_sums = [name for name, *_ in sums if name in used]
-    return Written(heads, groups, list(rows.items()), used_sums, matrix.warning)
+    return Written(
+        heads, groups, list(rows.items()), used_sums, matrix.warning, matrix.contamination
+    )
 
 
 def method_text(what: What) -> str:
@@ -293,7 +303,7 @@ def caption_of(text: Written) -> str:
     """Caption on the cells and the summary columns."""
     marked = any(cell.mark for _, cells in text.rows for cell in cells)
     sums = [SUMMED[name] for name in text.sums]
-    sentences = [CAPTION, MARKED if marked else "", *sums, text.warning]
+    sentences = [CAPTION, MARKED if marked else "", *sums, text.contamination, text.warning]
     return " ".join(filter(None, sentences))
 
 
@@ -385,4 +395,5 @@ def _about(shown_cell: CellText) -> str:
         return ""
     low, high = shown(cell.low, "number"), shown(cell.high, "number")
     interval = "no interval" if DASH in (low, high) else f"95 % interval {low} to {high}"
-    return f"{interval}, {count_of(cell.seeds, 'seed')}"
+    seen = f", {cell.contamination}" if is_marked(cell.contamination) else ""
+    return f"{interval}, {count_of(cell.seeds, 'seed')}{seen}"

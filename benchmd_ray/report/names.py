@@ -21,8 +21,10 @@ from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.evaluation.registry import starts
 from benchmd_ray.models.encoder_cards import encoder_cards
 from benchmd_ray.models.networks import NETWORK, RANDOM_KERNELS, TITLES, TRANSFORMERS
+from benchmd_ray.report.contamination import published_of
 from benchmd_ray.report.frames import KERNELS, TECHNIQUES, by_name, name_rank, with_mode
 from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
+from benchmd_ray.runs.pretraining_data import Published
 from benchmd_ray.runs.store import Run
 from benchmd_ray.ssl import BROUGHT, HUB, NAMED, OWN, SCRATCH
 from benchmd_ray.ssl import TECHNIQUES as BUILT_IN
@@ -324,6 +326,8 @@ def _descriptions(
             "technique_id": str(members[0].run.description["technique"]),
             "network": networks[members[0].run.settings.encoder.network],
             "pretrained_on": _pretrained_on(members[0]),
+            "published": _published_title(members[0]),
+            "contamination": "",  # of what is scored, see `contamination.with_contamination`
             "protocol": row.protocol,
             "settings": _said(members, every),
         }
@@ -333,6 +337,9 @@ def _descriptions(
 
 def _pretrained_on(named: _Named) -> str:
     technique = str(named.run.description["technique"])
+    if published := _published(named):
+        names = [source_title(name) for name in published["pretrained_on"]]
+        return ", ".join([*names, *published["also"]])
     if technique in (SCRATCH, KERNELS) or named.run.description.get("upstream") is None:
         return ""
     if technique.startswith(BROUGHT):
@@ -342,6 +349,16 @@ def _pretrained_on(named: _Named) -> str:
     parts = ["ImageNet"] if built_in is not None and built_in.imagenet else []
     source = source_title(_pretraining_source(named.run, named.upstream))
     return ", ".join([*parts, *([source] if trained else [])])
+
+
+def _published(named: _Named) -> Published | None:
+    """What the card of a published encoder states, from the transfer or its pretraining."""
+    return published_of(named.run, named.upstream)
+
+
+def _published_title(named: _Named) -> str:
+    published = _published(named)
+    return "" if published is None else f"{published['title']} ({published['licence']})"
 
 
 def _said(members: Sequence[_Named], every: Sequence[_Named]) -> str:

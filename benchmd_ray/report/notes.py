@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 
 from benchmd_ray.evaluation.registry import benchmarks, starts
-from benchmd_ray.report.frames import BOOTSTRAP
+from benchmd_ray.report.contamination import sentences
+from benchmd_ray.report.frames import BOOTSTRAP, MARK, UNKNOWN, by_name
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import INTERVAL_PATIENTS, ROUGH_IN_CLASS, TEST_PATIENTS, Basis
@@ -20,7 +21,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
     aurocs = ours[(ours["class"] == "mean") & (ours["metric"] == "auroc")]
     is_source = aurocs["role"] == "source"
     protocols = runs["protocol"]
-    lines = [*_notes_on_seeds(runs), *_notes_on_paper(aurocs)]
+    lines = [*_notes_on_contamination(runs), *_notes_on_seeds(runs), *_notes_on_paper(aurocs)]
     if len(aurocs):
         lines.insert(
             0,
@@ -44,8 +45,8 @@ def notes(rows: pd.DataFrame) -> list[str]:
         )
     if (is_source & (aurocs["dataset"] != aurocs["source"])).any():
         lines.append(
-            "another source: scored zero-shot, like a target, by a run trained on the source in "
-            "the same row."
+            "another source: scored without training on it, like a target, by a run trained on the "
+            "source in the same row."
         )
     lines += [
         f"{name}: the records of the table are {scored}."
@@ -95,6 +96,19 @@ def synthetic(rows: pd.DataFrame) -> str:
 
 def _distinct(rows: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
     return sorted(rows[[*names]].drop_duplicates().itertuples(index=False, name=None))
+
+
+def _notes_on_contamination(rows: pd.DataFrame) -> list[str]:
+    """Notes on rows whose pretraining saw what is scored, or whose pretraining is not known."""
+    lines = [f"{MARK}: {sentence}" for sentence in sentences(rows)]
+    unknown = by_name(rows.loc[rows["contamination"] == UNKNOWN, "technique"].unique())
+    if unknown:
+        what = UNKNOWN if len(unknown) == 1 else UNKNOWN.replace("its", "their")
+        lines.append(
+            f"{', '.join(unknown)}: {what}. It may include what is scored here; a target is "
+            "zero-shot as far as known."
+        )
+    return lines
 
 
 def _notes_on_seeds(rows: pd.DataFrame) -> list[str]:

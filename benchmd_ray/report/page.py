@@ -233,13 +233,22 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "In distribution, target, gap",
         "In distribution is the source's own validation split; a "
-        "target is a dataset that was never trained on. The gap is in distribution minus target; "
+        "target is a dataset that the transfer was not trained on. "
+        "The gap is in distribution minus target; "
         "its interval combines both intervals (Zou and Donner 2008) and p is the level at which it "
         "reaches 0, assuming that no patient is in both (a note names exceptions); with several "
         "seeds it also covers the variation of the gap between seeds. The validation split also "
         "chose the best epoch, so its value, and the gap, are slightly too large. If different "
         "classes can be scored on the two, all three numbers are over the common classes, and the "
         "row says how many.",
+    ),
+    (
+        "Contamination",
+        "† marks a row whose encoder was pretrained on what it is scored on: such a score is not "
+        "zero-shot and may be too high, and so may its differences from other rows, which are "
+        "tested all the same. Of a pretraining made here, its patients are compared with those "
+        "scored; a published encoder is judged by the datasets that its card names and by others "
+        "of their origin; of any other encoder nothing is known.",
     ),
     (
         "Row − baseline, b − a",
@@ -343,6 +352,7 @@ WORDS: tuple[tuple[str, str], ...] = (
         "Number of units scored, of their patients, and of those with the class.",
     ),
     ("seeds", "How many runs a row pools, or an ensemble averages."),
+    ("†", "The row's pretraining saw records of this dataset, or of its origin: contamination."),
     ("catalog", "SHA-256 of the catalog's content, its first characters."),
     ("–", "Missing: not scored, or nothing to compare with."),
 )

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.errors import count_of
+from benchmd_ray.report.contamination import in_comparisons, marked
+from benchmd_ray.report.contamination import sentences as seen_by
 from benchmd_ray.report.figures_parts import mean_auroc, of_metric, ordered
 from benchmd_ray.report.figures_wording import baseline_text, listed
 from benchmd_ray.report.frames import (
@@ -99,7 +101,7 @@ def compared(analysis: Analysis) -> str:
 
 
 def headlines(analysis: Analysis) -> list[tuple[str, str]]:
-    """At most three sentences backed by tests, each with its table."""
+    """Contaminated rows, and at most three sentences backed by tests, each with its table."""
     targets = analysis.changes[analysis.changes["role"] == "target"]
     changes = of_metric(targets if len(targets) else analysis.changes).dropna(subset="value")
     where = " on targets" if len(targets) else ""
@@ -116,7 +118,10 @@ def headlines(analysis: Analysis) -> list[tuple[str, str]]:
         lines.append((f"AUROC against the start of the search on {where}: {verdict}", "tuned"))
     lines += [(sentence, "ranking") for sentence in _ranking(analysis.ranking)[:1]]
     lines += [(sentence, "gaps") for sentence in _gaps(_trained(of_metric(analysis.gaps)))[:1]]
-    return lines[:3]
+    seen = [
+        (sentence, "descriptions") for sentence in seen_by(_trained(mean_auroc(analysis.scores)))
+    ]
+    return [*seen, *lines[:3]]
 
 
 def findings(analysis: Analysis) -> list[tuple[str, list[str]]]:
@@ -124,6 +129,7 @@ def findings(analysis: Analysis) -> list[tuple[str, list[str]]]:
     scores = mean_auroc(analysis.scores)
     trained = _trained(scores)
     topics = [
+        ("Contamination", seen_by(trained)),
         ("Best results", _best(trained)),
         ("On targets", _leaders(analysis.ranking)),
         ("Against the baseline", _changes(of_metric(analysis.changes))),
@@ -156,6 +162,21 @@ def judged(
     subject: str = "",
     p: str = "p",
     corrected: str = "",
+) -> str:
+    """`_judged`, and how many of the comparisons have a contaminated side."""
+    verdict = _judged(rows, value, above, below, subject=subject, p=p, corrected=corrected)
+    return f"{verdict} {in_comparisons(rows)}".rstrip()
+
+
+def _judged(
+    rows: pd.DataFrame,
+    value: str,
+    above: str,
+    below: str,
+    *,
+    subject: str,
+    p: str,
+    corrected: str,
 ) -> str:
     """Sentence on how many comparisons were significant, not significant, and not tested.
 
@@ -233,11 +254,16 @@ def _best(scores: pd.DataFrame) -> list[str]:
         lines.append(
             f"{text_of(source)} ({text_of(modality)}, validation split): AUROC "
             f"{interval_text(best, 'value')} by "
-            f"{text_of(with_mark(best['technique'], best['protocol']))}, "
+            f"{text_of(_with_marks(best))}, "
             f"{text_of(best['setting'])}, "
             f"{'1 seed' if seeds == 1 else f'mean of {seeds} seeds'}."
         )
     return lines
+
+
+def _with_marks(row: pd.Series) -> str:
+    """A row's name with its protocol, and the mark of contamination."""
+    return marked([with_mark(row["technique"], row["protocol"])], [row["contamination"]])[0]
 
 
 def largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
@@ -252,7 +278,12 @@ def _leaders(ranking: pd.DataFrame) -> list[str]:
     if not contests:
         return []
     first = [largest(rows, "rank", -1) for rows in contests]
-    leads = pd.Series([with_mode(row["technique"], row["setting"]) for row in first])
+    leads = pd.Series(
+        marked(
+            [with_mode(row["technique"], row["setting"]) for row in first],
+            [row["contamination"] for row in first],
+        )
+    )
     counts = ", ".join(f"{text_of(name)} {n}" for name, n in leads.value_counts().items())
     return [
         f"Highest AUROC in {count_of(len(contests), 'comparison')} (target × labels): {counts}. "

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN
+from benchmd_ray.report.contamination import contamination, together
 from benchmd_ray.report.frames import KEY, place
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.rows import key_of
@@ -47,6 +49,12 @@ class Pool:
     def first(self) -> Scored:
         """The first member; all have the same records, targets and classes."""
         return self.members[0]
+
+    @cached_property
+    def contamination(self) -> str:
+        """What of the scored records the pretraining of its runs saw."""
+        patients = set(self.first.units["group_id"])
+        return together(contamination(m.run, m.about, patients) for m in self.runs)
 
     def values(self, metric: str) -> Floats:
         """Values of each seed, (seeds, 1 + classes): the mean over classes first."""
@@ -116,12 +124,12 @@ def pools(results: Sequence[Scored], names: Mapping[Path, RowName]) -> tuple[lis
 
     ``names`` has the row of each run, by folder.
     """
-    together: dict[tuple[str, ...], list[Scored]] = {}
+    by_key: dict[tuple[str, ...], list[Scored]] = {}
     for result in results:
         key = key_of(result, names[result.run.folder])
-        together.setdefault(tuple(key.values()), []).append(result)
+        by_key.setdefault(tuple(key.values()), []).append(result)
     pooled, notes = [], []
-    for values, members in together.items():
+    for values, members in by_key.items():
         key = dict(zip(KEY, values, strict=True))
         kept, lines = _kept(members)
         notes += lines

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from benchmd_ray.evaluation.registry import benchmarks, named_by
 from benchmd_ray.report.canvas import styled, technique_looks
+from benchmd_ray.report.figures_contamination import with_marks
 from benchmd_ray.report.figures_curves import draw_main_curves, draw_other_curves
 from benchmd_ray.report.figures_forest import draw_forests, draw_forests_by_setting
 from benchmd_ray.report.figures_groups import draw_differing_subgroups, draw_other_subgroups
@@ -93,6 +94,7 @@ def draw(
             figure.name: figure for group in topics for topic in group for figure in topic(report)
         }
         titled = [one for one in drawn.values() if isinstance(one, Titled)]
+        titled = [with_marks(one, analysis.scores) for one in titled]
         if warning := synthetic(analysis.rows):
             for one in titled:
                 footer(one.figure, warning)

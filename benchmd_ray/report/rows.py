@@ -18,6 +18,7 @@ import pandas as pd
 from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import BenchmdError, count_of, first_line
 from benchmd_ray.evaluation.registry import benchmarks, evaluations, published_for
+from benchmd_ray.report.contamination import contamination
 from benchmd_ray.report.frames import FRAMES, frame
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.scored import Scored
@@ -87,6 +88,7 @@ def score_rows(result: Scored, row: RowName) -> Iterator[Row]:
         "patients": result.patients,
         **_of_catalog(result.run, result.dataset, result.about),
         "unlike": "" if near is None or near.unlike is None else near.unlike,
+        "contamination": contamination(result.run, result.about, result.units["group_id"]),
         "run": result.run.folder.name,
     }
     positives = (result.targets == 1).sum(axis=0)
@@ -131,6 +133,10 @@ def other_rows(
                     raise BenchmdError(f"{path}: no benchmark here has the evaluation {name}.")
                 predictions = read_predictions(path, evaluation.form)
                 shared = _said(run, predictions.description) | names[run.folder]._asdict()
+                columns = predictions.table.column_names
+                patients = "group_id" in columns and predictions.table["group_id"].to_pylist()
+                text = contamination(run, predictions.description, patients or ())
+                shared |= {"contamination": text}
                 scores = partial(evaluation.scores, predictions, resamples)
                 parts.append(_rows_of(f"the evaluation {name} of {path}", scores, shared))
             except BenchmdError as error:

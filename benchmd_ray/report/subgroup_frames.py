@@ -38,11 +38,12 @@ def labels_of(units: pd.DataFrame, variable: str) -> list[str | None]:
 
 def _subgroups_of_pool(pool: Pool, resamples: int) -> Mapping[str, list[Row]]:
     rows: dict[str, list[Row]] = {name: [] for name in SUBGROUP_FRAMES}
+    seen = {"contamination": pool.contamination}
     for variable in VARIABLES:
         labels = labels_of(pool.first.units, variable)
         if any(label is not None for label in labels):
             for name, part in _of_variable(pool, variable, labels, resamples).items():
-                rows[name] += [{**pool.key, "variable": variable, **row} for row in part]
+                rows[name] += [{**pool.key, **seen, "variable": variable, **row} for row in part]
     return rows
 
 

@@ -277,6 +277,7 @@ def _row(pool: Pool, start: Pool | None, paper: Callable[[Pool], float]) -> Row:
         **{name: getattr(ours, name) for name in ("low", "high", "caution")},
         "value": ours.mean,
         "seeds": len(pool.runs),
+        "contamination": pool.contamination,
     }
     lost = ("start", "start_low", "start_high", "paper", "p", "p_delong")
     differing = ("difference", "difference_low", "difference_high")

@@ -37,6 +37,7 @@ from benchmd_ray.runs.files import CHECKPOINTS, DONE, MODEL, RUN, Ended
 from benchmd_ray.runs.places import backing_of
 from benchmd_ray.runs.places import shown as shown  # names of a store or a run in commands
 from benchmd_ray.runs.predictions import CLASSIFIED
+from benchmd_ray.runs.pretraining_data import Published
 from benchmd_ray.schema.typed import Count, typed
 from benchmd_ray.settings.definition import Settings, updated
 
@@ -73,6 +74,7 @@ class RunForm(TypedDict):
     upstream: NotRequired[str | None]
     versions: NotRequired[dict[str, Any]]
     weights: NotRequired[dict[str, Any]]
+    published: NotRequired[Published]
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def transfer_run(
     address: str | None = None,
     within: bool = False,
 ) -> Run:
-    """Transfer, unless it is done, and evaluate on the source and, zero-shot, on the targets.
+    """Transfer, unless it is done, and evaluate on its source and on the targets.
 
     Args:
         catalog: The source's catalog.

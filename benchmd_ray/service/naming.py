@@ -16,6 +16,8 @@ from benchmd_ray.extensions.parts import EVERY, package_versions, versions_of
 from benchmd_ray.modality.signals import require_signal
 from benchmd_ray.models.imagenet import StartWeights
 from benchmd_ray.models.networks import network_part, network_source
+from benchmd_ray.runs.files import RUN
+from benchmd_ray.runs.pretraining_data import checked_published
 from benchmd_ray.runs.store import Run, read_run
 from benchmd_ray.service.resolved import ResolvedRun
 from benchmd_ray.settings.definition import (
@@ -113,6 +115,9 @@ def transferring(source: Catalog, settings: Settings, pretrained: Run | None) ->
     }
     if pretrained is not None:
         about["pretrained_on"] = pretrained_on(pretrained)
+        if "published" in pretrained.description:
+            where = f"{pretrained.folder.name}/{RUN}, published"
+            about["published"] = checked_published(pretrained.description["published"], where)
     description = _description(settings, source, about, determinants, pretrained=pretrained)
     name = f"transfer-{source.signal.name}-{file_name(technique)}-{setting}"
     return ResolvedRun(settings, technique, source, pretrained, name, description)

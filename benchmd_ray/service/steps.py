@@ -290,7 +290,7 @@ class Finetune(_OnLabels, Step):
 
 @dataclass(frozen=True)
 class Evaluate(Step):
-    """An evaluation of a finished transfer, by default zero-shot classification of a target."""
+    """An evaluation of a finished transfer, by default classification of a target."""
 
     kind, title, makes_run = "evaluate", "evaluations", False
 

@@ -1,7 +1,6 @@
 """Patients that a pretraining on other catalogs saw are not scored by what starts from it.
 
-A pretraining stores the hashed patients of each of its catalogs. The hashes of two datasets are
-keyed by their names: only records of one origin can be compared, and only those have to be.
+`runs.pretraining_data` says what is stored of them.
 """
 
 from __future__ import annotations
@@ -10,26 +9,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.data.pooled import members_of, splits_of
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files.integrity import made_again, read_hashed_json, write_hashed_json
+from benchmd_ray.files.integrity import write_hashed_json
+from benchmd_ray.runs.pretraining_data import SEEN, Seen, read_seen
 
-SEEN = "seen.json"
-"""In the folder of a pretraining: the hashed patients of each catalog, by its digest."""
-Seen = Mapping[str, Iterable[str]]
 REMEDY = (
     "Leave that dataset out of the pretraining or of what is scored, or build the catalog of the "
     "pretraining without these patients."
 )
-
-
-class SeenForm(TypedDict):
-    patients: dict[str, list[str]]
 
 
 def patients_of(catalog: Catalog, splits: Iterable[str]) -> set[str]:
@@ -45,16 +36,6 @@ def seen_of(source: Catalog) -> dict[str, list[str]]:
 
 def write_seen(folder: Path, source: Catalog) -> None:
     write_hashed_json(folder / SEEN, {"patients": seen_of(source)}, of=folder)
-
-
-def read_seen(folder: Path) -> Seen:
-    """Hashed patients by catalog; empty for a pretraining that recorded none or is not here."""
-    path = folder / SEEN
-    if not path.is_file():
-        return {}
-    content = read_hashed_json(path, made_again(folder), SeenForm, of=folder)
-    patients: dict[str, list[str]] = content["patients"]
-    return patients
 
 
 def keep_seen(pretraining: Path, transfer: Path) -> None:

@@ -58,6 +58,9 @@ def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> 
             prefix = "/".join(parts)
             ends = {f"{prefix}_{end}": row[end] for end in ("low", "high")}
             wandb_run.summary.update({prefix: row["value"], **ends})
+            if row["contamination"]:
+                summary = {f"{dataset}/{row['split']}/contamination": row["contamination"]}
+                wandb_run.summary.update(summary)
     of = [name for name in OF if any(row[name] for row in rows)]
     names: list[str | int] = ["dataset", "split", *of, "metric", "class", "value", "low", "high"]
     data: list[Iterable[Any]] = [[row[name] for name in names] for row in rows]

@@ -20,7 +20,7 @@ from benchmd_ray.files.integrity import write_hash
 from benchmd_ray.report import tables
 from benchmd_ray.report.analysis import Analysis, analyse, blocks
 from benchmd_ray.report.formats import aligned
-from benchmd_ray.report.frames import frame
+from benchmd_ray.report.frames import FRAMES, frame
 from benchmd_ray.report.names import names_of
 from benchmd_ray.report.notes import notes
 from benchmd_ray.report.rows import unfinished
@@ -298,7 +298,8 @@ def test_tables_hold_what_the_frames_hold(report_analysis, tmp_path):
     write_tables(report_analysis, tmp_path)
     for name in ("gaps", "changes", "pairs", "ranking", "subgroups"):
         frame = getattr(report_analysis, name)
-        written = pd.read_csv(tmp_path / f"{name}.csv").fillna({"caution": ""})
+        texts = [column for column, kind in FRAMES[name].items() if kind == "str"]
+        written = pd.read_csv(tmp_path / f"{name}.csv").fillna(dict.fromkeys(texts, ""))
         pd.testing.assert_frame_equal(written, frame, check_dtype=False)
     shown, _ = plain(tables.pairs(report_analysis))
     frame = report_analysis.pairs

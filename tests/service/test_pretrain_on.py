@@ -22,15 +22,16 @@ from benchmd_ray.export.model import export_run
 from benchmd_ray.files.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.runs.places import store_folder
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
+from benchmd_ray.runs.pretraining_data import SEEN
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
+from benchmd_ray.service.naming import transferring
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.simulate import Resources
 from benchmd_ray.service.tune_dry_run import estimate_searches
-from benchmd_ray.service.unseen import SEEN
 from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.storage.location import location
@@ -112,6 +113,21 @@ def test_several_catalogs_are_one_pretraining_whatever_their_order(upstream, pat
     again = pretrain_run("mae", [paths["cpsc"], paths["georgia"]], store, SMALL)
     assert again.folder == upstream.folder
     assert pretrain_run("mae", paths["cpsc"], store, SMALL).folder != upstream.folder
+
+
+def test_a_transfer_states_what_a_published_encoder_was_pretrained_on(upstream, paths):
+    stated = {"name": "net", "title": "Net", "licence": "MIT", "also": ["an archive"]}
+    source = open_catalog(paths["ptb-xl"])
+    for names, message in ((["georgia", "mimic-cxr"], ""), (["georgai"], r"georgai.*georgia")):
+        published = {**stated, "pretrained_on": names}
+        pretrained = replace(upstream, description={**upstream.description, "published": published})
+        if not message:
+            about = transferring(source, SMALL, pretrained).description
+            assert about["published"] == published
+            continue
+        with pytest.raises(BenchmdError, match=message):
+            transferring(source, SMALL, pretrained)
+    assert "published" not in transferring(source, SMALL, upstream).description
 
 
 def test_a_transfer_starts_from_a_pretraining_on_other_datasets(upstream, paths, store):

@@ -32,5 +32,5 @@ BENCHMARK = Benchmark(
     starts=(Start("fixed", "the fixed protocol's settings", fixed, _like),),
     published=Published(published.SOURCE, published.WORDS, published.auroc, published.unlike),
     about="Wantlin et al., BenchMD (https://arxiv.org/abs/2304.08486). Pretrained on one source of "
-    "each modality, transferred with 8, 64, 256 or all labels, scored zero-shot at other sites.",
+    "each modality, transferred with 8, 64, 256 or all labels, also scored at other sites.",
 )
