@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from benchmd_ray.data.cards import cards
-from benchmd_ray.data.origins import named
-from benchmd_ray.errors import BenchmdError, FieldError, require_plain_name, shown, unknown_name
+from benchmd_ray.data.origins import require_datasets
+from benchmd_ray.errors import BenchmdError, FieldError, require_plain_name, shown
 from benchmd_ray.files.atomic import resource_folder
 from benchmd_ray.modality.card_folders import Cards, card_folders, read_cards, require_own_name
 from benchmd_ray.models.networks import PUBLISHED
@@ -102,10 +101,7 @@ class EncoderCard:
 
     def __post_init__(self) -> None:
         require_plain_name("published encoder", self.name)
-        valid = {*cards(), *named()}
-        for name in self.pretrained_on:
-            if name not in valid:
-                raise unknown_name("dataset in pretrained_on", name, valid)
+        require_datasets(self.pretrained_on, "pretrained_on")
         if not (self.pretrained_on or self.also or self.unlisted):
             raise FieldError(
                 "pretrained_on",
@@ -122,7 +118,7 @@ class EncoderCard:
 
     @property
     def published(self) -> dict[str, Any]:
-        """What runs record of it."""
+        """What runs record of it (`runs.pretraining_data.Published`)."""
         return {
             "name": self.name,
             "title": self.title,

@@ -45,7 +45,8 @@ def contamination(run: Run, scored: Mapping[str, str], patients: Iterable[str]) 
     about, upstream = run.description, pretraining_of(run, {})
     technique, things = str(about["technique"]), _things(run)
     if published := published_of(run, upstream):
-        return _of_names(published["pretrained_on"], scored["dataset"], things)
+        text = _of_names(published["pretrained_on"], scored["dataset"], things)
+        return text or (UNKNOWN if published["unlisted"] else "")
     if technique in (SCRATCH, KERNELS) or about.get("upstream") is None:
         return ""
     if technique.startswith((HUB, OWN)):

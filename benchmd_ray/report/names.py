@@ -109,11 +109,11 @@ def technique_words(techniques: Iterable[str]) -> dict[str, str]:
     """Techniques in words: ``hf tiny-vit``; of an import path its end."""
     names = set(techniques)
     words = {name: f"hf {name.removeprefix(HUB)}" for name in names if name.startswith(HUB)}
-    words |= {name: _published_title(name) for name in names if name.startswith(NAMED)}
+    words |= {name: _title_of_card(name) for name in names if name.startswith(NAMED)}
     return words | _words(names - words.keys(), TECHNIQUES)
 
 
-def _published_title(technique: str) -> str:
+def _title_of_card(technique: str) -> str:
     """Title of a published encoder; its name where its card is not here."""
     name = technique.removeprefix(NAMED)
     cards = encoder_cards().sound
@@ -339,7 +339,7 @@ def _pretrained_on(named: _Named) -> str:
     technique = str(named.run.description["technique"])
     if published := _published(named):
         names = [source_title(name) for name in published["pretrained_on"]]
-        return ", ".join([*names, *published["also"]])
+        return ", ".join(filter(None, [*names, *published["also"], published["unlisted"]]))
     if technique in (SCRATCH, KERNELS) or named.run.description.get("upstream") is None:
         return ""
     if technique.startswith(BROUGHT):

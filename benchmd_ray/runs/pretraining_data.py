@@ -34,6 +34,8 @@ class Published(TypedDict):
     """Names of datasets that have a card or are in the folder ``origins``."""
     also: list[str]
     """Other data that it was pretrained on, in words."""
+    unlisted: str
+    """What of its pretraining data is not known by name; empty if all are listed."""
 
 
 def read_seen(folder: Path) -> Seen:

@@ -20,7 +20,7 @@ from benchmd_ray.files.integrity import Damaged, write_hashed_json
 from benchmd_ray.report import rows
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.contamination import contamination
-from benchmd_ray.report.frames import FRAMES
+from benchmd_ray.report.frames import FRAMES, UNKNOWN
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.page import page
 from benchmd_ray.report.page_findings import findings
@@ -38,7 +38,7 @@ SAW = "its pretraining saw"
 
 def published(*names, also=("a hospital's archive",)):
     stated = {"name": "ecg-net", "title": "ECG-Net", "licence": "MIT"}
-    return {**stated, "pretrained_on": [*names], "also": [*also]}
+    return {**stated, "pretrained_on": [*names], "also": [*also], "unlisted": ""}
 
 
 def foreign(store, *names, technique="hf:ecg-net"):
@@ -105,6 +105,13 @@ def test_records_are_called_by_their_signal(tmp_path, kind, source, named, thing
         contamination(run, scored, ())
         == f"{SAW} {named}, whose {things} have this dataset's origin"
     )
+
+
+def test_what_a_card_does_not_list_is_unknown_unless_it_is_named(tmp_path):
+    stated = published("georgia") | {"unlisted": "four further datasets"}
+    run = make_transfer(tmp_path, published=stated)
+    assert contamination(run, {"dataset": "ptb-xl", "catalog": "c"}, ()) == UNKNOWN
+    assert contamination(run, {"dataset": "georgia", "catalog": "c"}, ()).startswith(SAW)
 
 
 def test_a_misspelt_dataset_is_refused_and_unmarks_nothing(tmp_path):

@@ -116,7 +116,13 @@ def test_several_catalogs_are_one_pretraining_whatever_their_order(upstream, pat
 
 
 def test_a_transfer_states_what_a_published_encoder_was_pretrained_on(upstream, paths):
-    stated = {"name": "net", "title": "Net", "licence": "MIT", "also": ["an archive"]}
+    stated = {
+        "name": "net",
+        "title": "Net",
+        "licence": "MIT",
+        "also": ["an archive"],
+        "unlisted": "",
+    }
     source = open_catalog(paths["ptb-xl"])
     for names, message in ((["georgia", "mimic-cxr"], ""), (["georgai"], r"georgai.*georgia")):
         published = {**stated, "pretrained_on": names}
