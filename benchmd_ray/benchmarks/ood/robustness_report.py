@@ -1,0 +1,275 @@
+"""Robustness in reports: a row for each technique and dataset, each fault, and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from benchmd_ray.benchmarks.ood import ROBUSTNESS
+from benchmd_ray.benchmarks.ood.robustness import (
+    CLEAN,
+    Condition,
+    SplitRobustness,
+    calibration,
+    change,
+    measured,
+    pooled_auroc,
+)
+from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.report.analysis import Analysis
+from benchmd_ray.report.columns import column_of, columns_of, interval_of, keyed_table, part, sizes
+from benchmd_ray.report.figures_panels import (
+    SMALL,
+    auroc_limits,
+    chance_line,
+    chance_mark,
+    dodged,
+    grid,
+    technique_legend,
+)
+from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled, techniques_of
+from benchmd_ray.report.frames import KEY, dataset_text
+from benchmd_ray.report.table import Table
+from benchmd_ray.report.tables import Declared, aggregates
+from benchmd_ray.runs.predictions import predictions_path, read_predictions
+
+HEADING = "Robustness to faults"
+CHANCE = 0.5
+PLACES = (CLEAN, "1", "2", "3", "one\nseverity")
+"""Of the figure's x axis: the records as they are, severities, and faults that are there or not."""
+LEVELS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Robustness:
+    """All seeds of a technique on one split."""
+
+    key: dict[str, str]
+    seeds: dict[int, SplitRobustness] = field(default_factory=dict)
+
+    @property
+    def first(self) -> SplitRobustness:
+        return next(iter(self.seeds.values()))
+
+    def each(self, part: Callable[[SplitRobustness], Condition]) -> list[Condition]:
+        """A condition of each seed."""
+        return [part(split) for split in self.seeds.values()]
+
+    def cells(self, name: str, conditions: Sequence[Condition]) -> dict[str, Any]:
+        """AUROC under a condition with its interval, as columns that begin with a name."""
+        pooled = pooled_auroc(conditions, self.first.basis)
+        return {
+            name: pooled.mean,
+            f"{name}_low": pooled.low,
+            f"{name}_high": pooled.high,
+            "caution": pooled.caution,
+        }
+
+    def calibration(self, name: str, conditions: Sequence[Condition]) -> dict[str, float]:
+        """Calibration error without bias, with its interval, and the usual one."""
+        value, low, high = calibration(conditions, self.first.of_error)
+        usual = float(np.mean([condition.error for condition in conditions]))
+        return {name: value, f"{name}_low": low, f"{name}_high": high, f"{name}_ece": usual}
+
+    def drop(self, conditions: Sequence[Condition]) -> dict[str, Any]:
+        """Change from the clean records with its interval."""
+        clean = self.each(lambda split: split.clean)
+        difference = change(conditions, clean, self.first.basis)
+        return {
+            "change": difference.value,
+            "change_low": difference.low,
+            "change_high": difference.high,
+        }
+
+
+@lru_cache(maxsize=1)  # tables and the figure ask for the same
+def results(analysis: Analysis) -> list[Robustness]:
+    """What was scored of an analysis's runs under faults, seeds together."""
+    rows = analysis.rows[analysis.rows["evaluation"] == ROBUSTNESS.name]
+    folders = {run.folder.name: run.folder for run in analysis.runs}
+    names = [name for name in KEY if name != "split"]
+    results: dict[tuple[str, ...], Robustness] = {}
+    for values in rows[[*names, "seed", "run"]].drop_duplicates().itertuples(index=False):
+        *key, seed, run = values
+        columns = dict(zip(names, map(str, key), strict=True))
+        path = predictions_path(folders[str(run)], columns["dataset"], ROBUSTNESS.name)
+        try:
+            predictions = read_predictions(path, ROBUSTNESS.form)
+        except BenchmdError:  # the rows' notes name it
+            continue
+        catalog = predictions.description["catalog"]
+        for split in measured(predictions, analysis.resamples):
+            place = (*map(str, key), catalog, split.split)
+            new = Robustness({name: {**columns, "split": split.split}[name] for name in KEY})
+            results.setdefault(place, new).seeds[int(seed)] = split
+    return list(results.values())
+
+
+def summary(analysis: Analysis) -> pd.DataFrame:
+    """A row for each technique and split: means over faults next to the clean records."""
+    rows = [_summary(result) for result in results(analysis) if result.first.faults]
+    return pd.DataFrame(rows)
+
+
+def _summary(result: Robustness) -> dict[str, Any]:
+    clean, faulty = result.each(lambda s: s.clean), result.each(lambda s: s.faulty)
+    by_fault = {
+        name: float(np.mean([c.auroc for c in result.each(lambda s, n=name: s.of_fault(n))]))
+        for name in result.first.faults
+    }
+    worst = min(by_fault, key=lambda name: by_fault[name])
+    cells = {**result.cells("clean", clean), **result.cells("faulty", faulty)}
+    # Near chance the quotient of two small numbers says nothing.
+    above = cells["clean_low"] > CHANCE
+    relative = (cells["faulty"] - CHANCE) / (cells["clean"] - CHANCE) if above else np.nan
+    return {
+        **result.key,
+        **cells,
+        **result.drop(faulty),
+        "relative": relative,
+        "worst_fault": worst,
+        "worst": by_fault[worst],
+        **result.calibration("error_clean", clean),
+        **result.calibration("error_faulty", faulty),
+        "control": _control(result),
+        "faults": len(by_fault),
+        "seeds": len(result.seeds),
+        "records": result.first.records,
+        "patients": result.first.patients,
+    }
+
+
+def _control(result: Robustness) -> str:
+    controls = [condition for split in result.seeds.values() for condition in split.controls]
+    if not controls:
+        return "none"
+    return "exact" if all(control.unchanged for control in controls) else "DIFFERS"
+
+
+def by_fault(analysis: Analysis) -> pd.DataFrame:
+    """A row for each technique, split, fault and severity; 0 is the clean records."""
+    rows = []
+    for result in results(analysis):
+        for key, condition in result.first.conditions.items():
+            conditions = result.each(lambda split, key=key: split.conditions[key])
+            rows.append(
+                {
+                    **result.key,
+                    "fault": key[0],
+                    "severity": key[1],
+                    "control": condition.control,
+                    **result.cells("auroc", conditions),
+                    **result.drop(conditions),
+                    **result.calibration("error", conditions),
+                    "unchanged": all(c.unchanged for c in conditions),
+                    "seeds": len(conditions),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def table(analysis: Analysis) -> Table | None:
+    rows = summary(analysis)
+    if rows.empty:
+        return None
+    return keyed_table(
+        "Robustness: AUROC of the clean records and with simulated faults, mean over faults, of "
+        "each its severities averaged, in the manner of ImageNet-C and MedMNIST-C. Change: under "
+        "faults minus clean, each resample of patients used for both. Relative: AUROC under "
+        "faults above 0.5, as a share of the clean one above 0.5, where the clean interval is "
+        "above 0.5. Worst: the fault with the lowest AUROC. ECE: expected calibration error, mean "
+        "over classes, without an interval, as few records raise it. RMS error: root of the mean "
+        "squared calibration error without that bias. Control: whether a fault that "
+        "the normalisation removes gives exactly the clean scores. Differences between rows are "
+        "not tested here.",
+        rows,
+        interval_of("AUROC, clean [95 %]", part(rows, "clean"), "clean"),
+        interval_of("AUROC, faults [95 %]", part(rows, "faulty"), "faulty"),
+        interval_of("change [95 %]", part(rows, "change"), "change", "change"),
+        column_of("relative", rows["relative"], "number"),
+        column_of("worst fault", rows["worst_fault"], "text"),
+        column_of("AUROC, worst", rows["worst"], "number"),
+        column_of("ECE, clean", rows["error_clean_ece"], "number"),
+        column_of("ECE, faults", rows["error_faulty_ece"], "number"),
+        interval_of("RMS error, clean [95 %]", part(rows, "error_clean"), "error_clean"),
+        interval_of("RMS error, faults [95 %]", part(rows, "error_faulty"), "error_faulty"),
+        column_of("control", rows["control"], "text"),
+        *columns_of(rows, "integer", "faults", "seeds"),
+        *sizes(rows),
+    )
+
+
+TABLES = aggregates(
+    Declared.both("robustness", HEADING, summary, table, first=True),
+    Declared("robustness_faults", HEADING, by_fault),
+)
+
+
+def _by_severity(result: Robustness) -> Iterator[dict[str, Any]]:
+    """AUROC of the clean records, by severity of the graded faults, and of the others."""
+    faults, conditions = set(result.first.faults), result.first.conditions
+    graded = {name for name in faults if (name, LEVELS) in conditions}
+    groups = {CLEAN: [(CLEAN, 0)]}
+    for level in range(1, LEVELS + 1):
+        groups[str(level)] = [(name, level) for name in sorted(graded)]
+    groups[PLACES[-1]] = [(name, 1) for name in sorted(faults - graded)]
+    for place, keys in groups.items():
+        if keys:
+            means = result.each(lambda split, keys=keys: split.mean(keys))
+            cells = result.cells("value", means)
+            yield {
+                **result.key,
+                "place": place,
+                "value": cells["value"],
+                "low": cells["value_low"],
+                "high": cells["value_high"],
+                "caution": cells["caution"],
+            }
+
+
+def draw(report: FigureContext) -> Iterator[Drawn]:
+    """AUROC by severity: a panel for each dataset, split and setting."""
+    scored = [result for result in results(report.analysis) if result.first.faults]
+    if not scored:
+        return
+    rows = pd.DataFrame([row for result in scored for row in _by_severity(result)])
+    names = techniques_of(rows)
+    panels = [*rows.groupby(["source", "dataset", "role", "split", "setting"], sort=False)]
+    title = "AUROC under simulated faults by their severity"
+    figure, axes = grid(title, len(panels), row=2.4, extra=0.8)
+    limits = auroc_limits(rows)
+    for place, (key, group) in zip(axes, panels, strict=True):
+        source, dataset, role, split, setting = map(str, key)
+        _panel(place, group, names, report)
+        place.set_ylim(*limits)
+        place.set_title(f"{dataset_text(source, dataset, role, split)}: {setting}", fontsize=9)
+    for place in axes[:: min(2, len(axes))]:
+        place.set_ylabel("AUROC")
+    technique_legend(figure, names, report.looks, extra=[chance_mark()])
+    seeds = count_of(max(len(result.seeds) for result in scored), "seed")
+    caption = (
+        "Points are means over faults, of severities 1 to 3 over those that have three, and next "
+        "to them over those that are there or not; lines are 95 % intervals over patients and, of "
+        f"several, seeds (at most {seeds}); dotted where rough. All places of a technique are of "
+        "the same records. The table of each fault has what is behind a mean."
+    )
+    yield Titled("robustness", HEADING, title, caption, figure, aggregate=True)
+
+
+def _panel(axes: Axes, rows: pd.DataFrame, names: Sequence[str], report: FigureContext) -> None:
+    places = [place for place in PLACES if place in set(rows["place"])]
+    chance_line(axes)
+    present = [name for name in names if name in set(rows["technique"])]
+    dodged(axes, rows, at=places, column="place", techniques=present, looks=report.looks)
+    labels = [f"severity\n{place}" if place == "1" else place for place in places]
+    axes.set_xticks(range(len(places)), labels, fontsize=SMALL)
+    axes.tick_params(axis="x", length=0)
+
+
+TOPICS = (draw,)
