@@ -70,9 +70,9 @@ def _sums(
     place = np.minimum((scores * BINS).astype(np.intp), BINS - 1)
     for c in range(classes):
         known = labels[:, c] >= 0
-        where = patient[known], c, place[known, c]
-        np.add.at(gaps, where, labels[known, c] - scores[known, c])
-        np.add.at(rows, where, 1.0)
+        where = patient[known], place[known, c]
+        np.add.at(gaps[:, c], where, labels[known, c] - scores[known, c])
+        np.add.at(rows[:, c], where, 1.0)
     return gaps, rows
 
 

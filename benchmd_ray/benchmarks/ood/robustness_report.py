@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from benchmd_ray.benchmarks.ood import ROBUSTNESS
 from benchmd_ray.benchmarks.ood.robustness import (
     CLEAN,
     Condition,
+    Key,
     SplitRobustness,
     calibration,
     change,
@@ -23,27 +24,40 @@ from benchmd_ray.benchmarks.ood.robustness import (
 )
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.report.analysis import Analysis
+from benchmd_ray.report.canvas import TechniqueLook
 from benchmd_ray.report.columns import column_of, columns_of, interval_of, keyed_table, part, sizes
 from benchmd_ray.report.figures_panels import (
+    COLUMNS,
+    LABEL_WORDS,
     SMALL,
     auroc_limits,
     chance_line,
     chance_mark,
+    dodge,
     dodged,
     grid,
     technique_legend,
 )
-from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled, techniques_of
-from benchmd_ray.report.frames import KEY, dataset_text
+from benchmd_ray.report.figures_parts import (
+    Drawn,
+    FigureContext,
+    Titled,
+    settings_of,
+    techniques_of,
+)
+from benchmd_ray.report.frames import KEY, dataset_text, mode_and_labels, with_mode
 from benchmd_ray.report.table import Table
 from benchmd_ray.report.tables import Declared, aggregates
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
+from benchmd_ray.scores.comparison import holm
 
 HEADING = "Robustness to faults"
 CHANCE = 0.5
-PLACES = (CLEAN, "1", "2", "3", "one\nseverity")
+PLACES = (CLEAN, "1", "2", "3", "ungraded")
 """Of the figure's x axis: the records as they are, severities, and faults that are there or not."""
 LEVELS = 3
+MARKS = ("o", "s", "^", "D", "v", "P")
+"""Of the settings of a figure, in the order of tables."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +74,14 @@ class Robustness:
     def each(self, part: Callable[[SplitRobustness], Condition]) -> list[Condition]:
         """A condition of each seed."""
         return [part(split) for split in self.seeds.values()]
+
+    def of_fault(self, name: str) -> list[Condition]:
+        """The mean over the severities of a fault, of each seed."""
+        return self.each(lambda split: split.of_fault(name))
+
+    def mean(self, keys: Sequence[Key]) -> list[Condition]:
+        """The mean of conditions, of each seed."""
+        return self.each(lambda split: split.mean(keys))
 
     def cells(self, name: str, conditions: Sequence[Condition]) -> dict[str, Any]:
         """AUROC under a condition with its interval, as columns that begin with a name."""
@@ -85,6 +107,7 @@ class Robustness:
             "change": difference.value,
             "change_low": difference.low,
             "change_high": difference.high,
+            "p": difference.p,
         }
 
 
@@ -114,13 +137,14 @@ def results(analysis: Analysis) -> list[Robustness]:
 def summary(analysis: Analysis) -> pd.DataFrame:
     """A row for each technique and split: means over faults next to the clean records."""
     rows = [_summary(result) for result in results(analysis) if result.first.faults]
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    return table.assign(p_holm=holm(table["p"])) if rows else table
 
 
 def _summary(result: Robustness) -> dict[str, Any]:
     clean, faulty = result.each(lambda s: s.clean), result.each(lambda s: s.faulty)
     by_fault = {
-        name: float(np.mean([c.auroc for c in result.each(lambda s, n=name: s.of_fault(n))]))
+        name: float(np.mean([c.auroc for c in result.of_fault(name)]))
         for name in result.first.faults
     }
     worst = min(by_fault, key=lambda name: by_fault[name])
@@ -157,7 +181,7 @@ def by_fault(analysis: Analysis) -> pd.DataFrame:
     rows = []
     for result in results(analysis):
         for key, condition in result.first.conditions.items():
-            conditions = result.each(lambda split, key=key: split.conditions[key])
+            conditions = result.mean([key])
             rows.append(
                 {
                     **result.key,
@@ -178,6 +202,7 @@ def table(analysis: Analysis) -> Table | None:
     rows = summary(analysis)
     if rows.empty:
         return None
+    changes = part(rows, "change").assign(p_holm=rows["p_holm"])
     return keyed_table(
         "Robustness: AUROC of the clean records and with simulated faults, mean over faults, of "
         "each its severities averaged, in the manner of ImageNet-C and MedMNIST-C. Change: under "
@@ -191,7 +216,8 @@ def table(analysis: Analysis) -> Table | None:
         rows,
         interval_of("AUROC, clean [95 %]", part(rows, "clean"), "clean"),
         interval_of("AUROC, faults [95 %]", part(rows, "faulty"), "faulty"),
-        interval_of("change [95 %]", part(rows, "change"), "change", "change"),
+        interval_of("change [95 %]", changes, "change", "change", p="p_holm"),
+        column_of("p (Holm)", rows["p_holm"], "p", about="After Holm's correction over all rows"),
         column_of("relative", rows["relative"], "number"),
         column_of("worst fault", rows["worst_fault"], "text"),
         column_of("AUROC, worst", rows["worst"], "number"),
@@ -221,7 +247,7 @@ def _by_severity(result: Robustness) -> Iterator[dict[str, Any]]:
     groups[PLACES[-1]] = [(name, 1) for name in sorted(faults - graded)]
     for place, keys in groups.items():
         if keys:
-            means = result.each(lambda split, keys=keys: split.mean(keys))
+            means = result.mean(keys)
             cells = result.cells("value", means)
             yield {
                 **result.key,
@@ -234,42 +260,70 @@ def _by_severity(result: Robustness) -> Iterator[dict[str, Any]]:
 
 
 def draw(report: FigureContext) -> Iterator[Drawn]:
-    """AUROC by severity: a panel for each dataset, split and setting."""
+    """AUROC by severity: a panel for each dataset, split and number of labels."""
     scored = [result for result in results(report.analysis) if result.first.faults]
     if not scored:
         return
     rows = pd.DataFrame([row for result in scored for row in _by_severity(result)])
-    names = techniques_of(rows)
-    panels = [*rows.groupby(["source", "dataset", "role", "split", "setting"], sort=False)]
-    title = "AUROC under simulated faults by their severity"
-    figure, axes = grid(title, len(panels), row=2.4, extra=0.8)
+    rows, looks = _series(rows, report.looks)
+    panels = [*rows.groupby(["source", "dataset", "role", "split", "labels"], sort=False)]
+    changes = summary(report.analysis)["change"]
+    title = f"Simulated faults change AUROC by {changes.min():+.3f} to {changes.max():+.3f}"
+    figure, axes = grid(title.replace("-", "\u2212"), len(panels), row=2.6, extra=0.8)
     limits = auroc_limits(rows)
-    for place, (key, group) in zip(axes, panels, strict=True):
-        source, dataset, role, split, setting = map(str, key)
-        _panel(place, group, names, report)
+    for number, (place, (key, group)) in enumerate(zip(axes, panels, strict=True)):
+        *dataset, labels = map(str, key)
+        _panel(place, group, looks)
         place.set_ylim(*limits)
-        place.set_title(f"{dataset_text(source, dataset, role, split)}: {setting}", fontsize=9)
-    for place in axes[:: min(2, len(axes))]:
-        place.set_ylabel("AUROC")
-    technique_legend(figure, names, report.looks, extra=[chance_mark()])
+        place.set_title(f"{dataset_text(*dataset)}, {LABEL_WORDS[labels]}", fontsize=9)
+        if number % COLUMNS == 0:
+            place.set_ylabel("AUROC")
+    technique_legend(figure, list(looks), looks, lines=True, extra=[chance_mark()])
     seeds = count_of(max(len(result.seeds) for result in scored), "seed")
     caption = (
-        "Points are means over faults, of severities 1 to 3 over those that have three, and next "
-        "to them over those that are there or not; lines are 95 % intervals over patients and, of "
-        f"several, seeds (at most {seeds}); dotted where rough. All places of a technique are of "
-        "the same records. The table of each fault has what is behind a mean."
+        "Points are means over faults: at 1 to 3 over those with three severities, at ungraded "
+        "over those that are there or not. Bars are 95 % intervals over patients and, of several, "
+        f"seeds (at most {seeds}), dotted where rough, missing where patients are too few. The "
+        "points of a line are of the same records, so that their differences are surer than their "
+        "intervals: see the changes in the table, and each fault in robustness_faults.csv."
     )
     yield Titled("robustness", HEADING, title, caption, figure, aggregate=True)
 
 
-def _panel(axes: Axes, rows: pd.DataFrame, names: Sequence[str], report: FigureContext) -> None:
+def _series(
+    rows: pd.DataFrame, looks: Mapping[str, TechniqueLook]
+) -> tuple[pd.DataFrame, dict[str, TechniqueLook]]:
+    """Rows whose technique names its setting, too, with the looks of these names.
+
+    The colour is the technique's; the mark is the setting's.
+    """
+    settings = settings_of(rows)
+    modes = {setting: mode_and_labels(setting) for setting in settings}
+    marks = {mode: MARKS[n] for n, mode in enumerate(dict.fromkeys(m for m, _ in modes.values()))}
+    names: dict[str, TechniqueLook] = {}
+    for technique in techniques_of(rows):
+        for setting in settings:
+            if ((rows["technique"] == technique) & (rows["setting"] == setting)).any():
+                mode = modes[setting][0]
+                look = replace(looks[technique], marker=marks[mode])
+                names[with_mode(technique, setting)] = look
+    series = [*map(with_mode, rows["technique"], rows["setting"])]
+    labels = [modes[setting][1] for setting in rows["setting"]]
+    return rows.assign(technique=series, labels=labels), names
+
+
+def _panel(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, TechniqueLook]) -> None:
     places = [place for place in PLACES if place in set(rows["place"])]
     chance_line(axes)
-    present = [name for name in names if name in set(rows["technique"])]
-    dodged(axes, rows, at=places, column="place", techniques=present, looks=report.looks)
-    labels = [f"severity\n{place}" if place == "1" else place for place in places]
-    axes.set_xticks(range(len(places)), labels, fontsize=SMALL)
+    present = [name for name in looks if name in set(rows["technique"])]
+    for number, name in enumerate(present):
+        line = rows[(rows["technique"] == name) & (rows["place"] != PLACES[-1])]
+        x = [places.index(place) + dodge(number, len(present)) for place in line["place"]]
+        axes.plot(x, line["value"], linewidth=0.9, alpha=0.6, zorder=1.5, **looks[name].stroke)
+    dodged(axes, rows, at=places, column="place", techniques=present, looks=looks)
+    axes.set_xticks(range(len(places)), places, fontsize=SMALL)
     axes.tick_params(axis="x", length=0)
+    axes.set_xlabel("severity of the faults", fontsize=SMALL)
 
 
 TOPICS = (draw,)
