@@ -33,7 +33,7 @@ from benchmd_ray.data import streaming
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.records import PERSON
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.evaluation import Asked
+from benchmd_ray.evaluation.evaluation import SEGMENTATION, Asked
 from benchmd_ray.evaluation.registry import evaluations_asked
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.report.analysis import analyse
@@ -104,6 +104,10 @@ def test_means_weigh_faults_equally_however_many_severities_they_have():
     assert auroc[MEAN, "mean"] == pytest.approx((np.mean(graded) + once) / 2, abs=1e-12)
     assert auroc[CLEAN, "mean"] == auroc["control", "severity 1"]
     assert set(rows["metric"]) == {"auroc", "calibration_error"}
+    # What goes to the summary of W&B.
+    whole = rows[(rows["group"] == MEAN) & (rows["class"] == "mean")]
+    assert sorted(whole["metric"]) == ["auroc", "calibration_error"]
+    assert set(whole["use_case"]) == {"fault"}
 
 
 def test_the_change_uses_each_resample_of_patients_for_both():
@@ -181,16 +185,18 @@ def test_an_unknown_evaluation_is_refused_with_the_valid_names(tmp_path):
     assert "Did you mean 'robustness'?" in result.output
 
 
-def test_a_segmentation_is_refused(ecg_catalogs, trained):
-    catalog = ecg_catalogs["ptb-xl"]
-    other = replace(catalog.task, kind="segmentation")
+def test_an_evaluation_of_other_tasks_is_refused(ecg_catalogs, trained):
+    path = ecg_catalogs["ptb-xl"].path
+    with pytest.raises(BenchmdError, match="has a single-label task, and the evaluation segment"):
+        evaluate_run(trained[2], path, Settings(), evaluation=SEGMENTATION, within=True)
 
-    class Masks:
-        task, path = other, catalog.path
 
-    asked = Asked(trained[2].folder, Masks, Settings(), Worker())
-    with pytest.raises(BenchmdError, match="robustness is an evaluation of classifications"):
-        corrupted.corrupted(asked)
+def test_outputs_that_are_nan_are_refused_with_record_fault_and_severity(ecg_catalogs):
+    table = pa.table({"record_id": ["r0", "r1"]})
+    logits = np.array([[0.0] * 7, [np.nan] * 7], np.float32)
+    condition = faults_of(ecg_catalogs["ptb-xl"].signal)["clipped"], 3
+    with pytest.raises(BenchmdError, match="record r1 with the fault clipped, severity 3, are NaN"):
+        corrupted._block(table, condition, logits, ecg_catalogs["ptb-xl"])
 
 
 @pytest.fixture

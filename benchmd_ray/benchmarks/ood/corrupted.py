@@ -21,7 +21,7 @@ from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.data.records import PERSON
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.evaluation import LABELS, Asked
+from benchmd_ray.evaluation.evaluation import Asked
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.runs.predictions import IDENTIFIERS
 from benchmd_ray.scores.metrics import probabilities
@@ -46,15 +46,9 @@ def corrupted(asked: Asked) -> pa.Table:
     """Table of `robustness.fault` for the evaluation splits of a catalog by a run's model.
 
     Raises:
-        BenchmdError: The task is not a classification, the model is of another signal or task, or
-            a fault makes the model's outputs NaN or infinite.
+        BenchmdError: The model is of another signal or task, or its outputs are NaN or infinite.
     """
     catalog = asked.catalog
-    if catalog.task.kind not in LABELS:
-        raise BenchmdError(
-            f"robustness is an evaluation of classifications, and {catalog.path} has the task "
-            f"{catalog.task.kind}: name a catalog with one of {', '.join(LABELS)}."
-        )
     about = description_for(asked.run, catalog)
     return pa.concat_tables([_of_split(asked, about, split) for split in catalog.evaluation_splits])
 
