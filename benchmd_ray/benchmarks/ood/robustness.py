@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from benchmd_ray.benchmarks.ood.scores import content_key
 from benchmd_ray.runs.predictions import CLASSIFIED, Predictions, fault_of_columns
 from benchmd_ray.scores.calibration import SquaredError, squared_error
 from benchmd_ray.scores.metrics import metric
@@ -148,8 +149,14 @@ class SplitRobustness:
 
 
 def measured(predictions: Predictions, resamples: int) -> list[SplitRobustness]:
-    """Each split of a run's predictions."""
-    return [_measured(predictions, split, resamples) for split in predictions.splits]
+    """Each split of a run's predictions; score rows and reports ask for the same."""
+    key = (str(resamples), *content_key(predictions))
+    if key not in _KNOWN:
+        _KNOWN[key] = [_measured(predictions, split, resamples) for split in predictions.splits]
+    return _KNOWN[key]
+
+
+_KNOWN: dict[tuple[str, ...], list[SplitRobustness]] = {}
 
 
 def _measured(predictions: Predictions, split: str, resamples: int) -> SplitRobustness:
