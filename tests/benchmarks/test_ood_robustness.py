@@ -65,6 +65,7 @@ def predicted(conditions, targets, groups, task="multi-label"):
             "fault": pa.array([name] * count).dictionary_encode(),
             "severity": pa.array([severity] * count, pa.int8()),
             "control": pa.array([name == "control"] * count),
+            "altered": pa.array([name != CLEAN] * count),
             "scores": pa.FixedSizeListArray.from_arrays(flat, classes),
         }
         blocks.append(pa.table(columns))
@@ -191,12 +192,31 @@ def test_an_evaluation_of_other_tasks_is_refused(ecg_catalogs, trained):
         evaluate_run(trained[2], path, Settings(), evaluation=SEGMENTATION, within=True)
 
 
+@pytest.mark.parametrize(
+    ("altered_records", "same", "word"),
+    [(True, True, "exact"), (True, False, "DIFFERS"), (False, True, "alters no record")],
+)
+def test_the_control_of_a_report_says_what_was_seen(altered_records, same, word):
+    predictions = drawn(np.random.default_rng(0), patients=12)
+    table = predictions.table
+    if not altered_records:
+        table = altered(table, "altered", [False] * len(table))
+    if not same:
+        of_control = pc.equal(table["fault"].cast(pa.string()), "control").to_pylist()
+        scores = table["scores"].to_pylist()
+        scores[of_control.index(True)] = [0.5, 0.5, 0.5]
+        place, kind = table.column_names.index("scores"), table["scores"].type
+        table = table.set_column(place, "scores", pa.array(scores, kind))
+    (split,) = measured(replace(predictions, table=table), 5)
+    assert reports._control(reports.Robustness({}, {0: split})) == word
+
+
 def test_outputs_that_are_nan_are_refused_with_record_fault_and_severity(ecg_catalogs):
     table = pa.table({"record_id": ["r0", "r1"]})
     logits = np.array([[0.0] * 7, [np.nan] * 7], np.float32)
     condition = faults_of(ecg_catalogs["ptb-xl"].signal)["clipped"], 3
     with pytest.raises(BenchmdError, match="record r1 with the fault clipped, severity 3, are NaN"):
-        corrupted._block(table, condition, logits, ecg_catalogs["ptb-xl"])
+        corrupted._block(table, condition, logits, np.ones(2, bool), ecg_catalogs["ptb-xl"])
 
 
 @pytest.fixture
@@ -300,5 +320,7 @@ def test_a_fault_that_the_normalisation_removes_changes_nothing_on_real_records(
     for split in measured(predictions, 10):
         (control,) = split.controls
         assert control.unchanged
+        assert control.altered == split.records
+        assert split.clean.altered == 0
         assert not split.of_fault("inverted").unchanged
         assert change([control], [split.clean], split.basis).value == 0.0

@@ -67,13 +67,17 @@ def _of_split(asked: Asked, about: dict[str, Any], split: str) -> pa.Table:
     versions = _Versions(catalog, split, table["record_id"].to_pylist(), normalise)
 
     def scored(batch: Batch) -> torch.Tensor:
-        outputs = [forward(signals).float() for signals in versions.of(batch)]
+        """(batch, conditions, classes + 1): logits, and whether the record was altered."""
+        outputs = [
+            torch.cat((forward(signals).float(), altered[:, None]), dim=1)
+            for signals, altered in versions.of(batch)
+        ]
         return torch.stack(outputs, dim=1)
 
-    logits = gathered(scored, feed, evaluation_batch(model.encoder))
+    outputs = gathered(scored, feed, evaluation_batch(model.encoder))
     conditions = conditions_of(catalog.signal)
     blocks = [
-        _block(table, condition, logits[:, place], catalog)
+        _block(table, condition, outputs[:, place, :-1], outputs[:, place, -1] > 0, catalog)
         for place, condition in enumerate(conditions)
     ]
     return pa.concat_tables(blocks)
@@ -93,8 +97,8 @@ class _Versions:
         self._columns = read_columns(catalog, split)
         self._conditions = conditions_of(catalog.signal)
 
-    def of(self, batch: Batch) -> Iterator[torch.Tensor]:
-        """Normalised signals (batch, *input_shape) of each condition, one after the other.
+    def of(self, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each condition's normalised signals (batch, *input_shape), and which records it alters.
 
         The batch holds signals as they are stored, (batch, *stored_shape).
         """
@@ -105,7 +109,7 @@ class _Versions:
             torch.from_numpy(values).to(device) for values in (columns.scales, columns.sizes)
         )
         for fault, severity in self._conditions:
-            signals = batch.signals
+            signals, altered = batch.signals, torch.zeros(len(rows), device=device)
             if fault is not None:
                 changed = [
                     made(recorded(values, scale, size, self._signal), fault, severity, name, SEED)
@@ -117,12 +121,18 @@ class _Versions:
                         strict=True,
                     )
                 ]
+                differs = [not np.array_equal(*pair) for pair in zip(changed, stored, strict=True)]
                 signals = torch.from_numpy(np.stack(changed)).to(device)
-            yield self._normalise(signals, scales, sizes)
+                altered = torch.tensor(differs, dtype=torch.float32, device=device)
+            yield self._normalise(signals, scales, sizes), altered
 
 
 def _block(
-    table: pa.Table, condition: Condition, logits: npt.NDArray[np.float32], catalog: Catalog
+    table: pa.Table,
+    condition: Condition,
+    logits: npt.NDArray[np.float32],
+    altered: npt.NDArray[np.bool_],
+    catalog: Catalog,
 ) -> pa.Table:
     fault, severity = condition
     name = CLEAN if fault is None else fault.name
@@ -138,6 +148,7 @@ def _block(
         "fault": pa.array([name] * len(table)).dictionary_encode().cast(COLUMNS["fault"]),
         "severity": pa.array([severity] * len(table), COLUMNS["severity"]),
         "control": pa.array([fault is not None and fault.control] * len(table)),
+        "altered": pa.array(altered),
         "scores": pa.FixedSizeListArray.from_arrays(
             pa.array(scores.ravel(), pa.float64()), scores.shape[1]
         ),

@@ -33,9 +33,11 @@ COLUMNS: dict[str, pa.DataType] = {
     "fault": pa.dictionary(pa.int32(), pa.string()),
     "severity": pa.int8(),
     "control": pa.bool_(),
+    "altered": pa.bool_(),
 }
 """Columns of the table in addition to those of a classification. ``control`` is a fault that the
-normalisation removes."""
+normalisation removes; ``altered`` says whether the record's stored signal is another one with the
+fault: other padding alters no record without padding."""
 Key = tuple[str, int]
 """Fault and severity."""
 
@@ -93,6 +95,8 @@ class Condition:
     control: bool
     unchanged: bool
     """Whether all class scores equal those of the clean records exactly."""
+    altered: int
+    """Number of records whose stored signal it alters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +179,7 @@ def _measured(predictions: Predictions, split: str, resamples: int) -> SplitRobu
             squared=squared_error(targets, scores, groups, task, resamples=resamples),
             control=part["control"][0].as_py(),
             unchanged=bool(np.array_equal(scores, clean)),
+            altered=int(pc.sum(part["altered"]).as_py()),
         )
     counts = support(targets, groups)
     positives = int((targets == 1).sum())

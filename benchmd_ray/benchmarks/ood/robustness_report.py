@@ -173,7 +173,9 @@ def _control(result: Robustness) -> str:
     controls = [condition for split in result.seeds.values() for condition in split.controls]
     if not controls:
         return "none"
-    return "exact" if all(control.unchanged for control in controls) else "DIFFERS"
+    if not all(control.unchanged for control in controls):
+        return "DIFFERS"
+    return "exact" if any(control.altered for control in controls) else "alters no record"
 
 
 def by_fault(analysis: Analysis) -> pd.DataFrame:
@@ -191,6 +193,7 @@ def by_fault(analysis: Analysis) -> pd.DataFrame:
                     **result.cells("auroc", conditions),
                     **result.drop(conditions),
                     **result.calibration("error", conditions),
+                    "altered": condition.altered,
                     "unchanged": all(c.unchanged for c in conditions),
                     "seeds": len(conditions),
                 }
@@ -210,9 +213,9 @@ def table(analysis: Analysis) -> Table | None:
         "faults above 0.5, as a share of the clean one above 0.5, where the clean interval is "
         "above 0.5. Worst: the fault with the lowest AUROC. ECE: expected calibration error, mean "
         "over classes, without an interval, as few records raise it. RMS error: root of the mean "
-        "squared calibration error without that bias. Control: whether a fault that "
-        "the normalisation removes gives exactly the clean scores. Differences between rows are "
-        "not tested here.",
+        "squared calibration error without that bias. Control: whether a fault that the "
+        "normalisation removes gives exactly the clean scores, alters no stored signal here, or "
+        "does not exist (none). Differences between rows are not tested here.",
         rows,
         interval_of("AUROC, clean [95 %]", part(rows, "clean"), "clean"),
         interval_of("AUROC, faults [95 %]", part(rows, "faulty"), "faulty"),
