@@ -155,12 +155,12 @@ class SplitRobustness:
 def measured(predictions: Predictions, resamples: int) -> list[SplitRobustness]:
     """Each split of a run's predictions; score rows and reports ask for the same."""
     key = (str(resamples), *content_key(predictions))
-    if key not in _KNOWN:
-        _KNOWN[key] = [_measured(predictions, split, resamples) for split in predictions.splits]
-    return _KNOWN[key]
+    if key not in _MEASURED:
+        _MEASURED[key] = [_measured(predictions, split, resamples) for split in predictions.splits]
+    return _MEASURED[key]
 
 
-_KNOWN: dict[tuple[str, ...], list[SplitRobustness]] = {}
+_MEASURED: dict[tuple[str, ...], list[SplitRobustness]] = {}
 
 
 def _measured(predictions: Predictions, split: str, resamples: int) -> SplitRobustness:

@@ -71,17 +71,17 @@ class Robustness:
     def first(self) -> SplitRobustness:
         return next(iter(self.seeds.values()))
 
-    def each(self, part: Callable[[SplitRobustness], Condition]) -> list[Condition]:
+    def of_seeds(self, choose: Callable[[SplitRobustness], Condition]) -> list[Condition]:
         """A condition of each seed."""
-        return [part(split) for split in self.seeds.values()]
+        return [choose(split) for split in self.seeds.values()]
 
     def of_fault(self, name: str) -> list[Condition]:
         """The mean over the severities of a fault, of each seed."""
-        return self.each(lambda split: split.of_fault(name))
+        return self.of_seeds(lambda split: split.of_fault(name))
 
     def mean(self, keys: Sequence[Key]) -> list[Condition]:
         """The mean of conditions, of each seed."""
-        return self.each(lambda split: split.mean(keys))
+        return self.of_seeds(lambda split: split.mean(keys))
 
     def cells(self, name: str, conditions: Sequence[Condition]) -> dict[str, Any]:
         """AUROC under a condition with its interval, as columns that begin with a name."""
@@ -101,7 +101,7 @@ class Robustness:
 
     def drop(self, conditions: Sequence[Condition]) -> dict[str, Any]:
         """Change from the clean records with its interval."""
-        clean = self.each(lambda split: split.clean)
+        clean = self.of_seeds(lambda split: split.clean)
         difference = change(conditions, clean, self.first.basis)
         return {
             "change": difference.value,
@@ -137,17 +137,17 @@ def results(analysis: Analysis) -> list[Robustness]:
 def summary(analysis: Analysis) -> pd.DataFrame:
     """A row for each technique and split: means over faults next to the clean records."""
     rows = [_summary(result) for result in results(analysis) if result.first.faults]
-    table = pd.DataFrame(rows)
-    return table.assign(p_holm=holm(table["p"])) if rows else table
+    frame = pd.DataFrame(rows)
+    return frame.assign(p_holm=holm(frame["p"])) if rows else frame
 
 
 def _summary(result: Robustness) -> dict[str, Any]:
-    clean, faulty = result.each(lambda s: s.clean), result.each(lambda s: s.faulty)
-    by_fault = {
+    clean, faulty = result.of_seeds(lambda s: s.clean), result.of_seeds(lambda s: s.faulty)
+    values = {
         name: float(np.mean([c.auroc for c in result.of_fault(name)]))
         for name in result.first.faults
     }
-    worst = min(by_fault, key=lambda name: by_fault[name])
+    worst = min(values, key=lambda name: values[name])
     cells = {**result.cells("clean", clean), **result.cells("faulty", faulty)}
     # Near chance the quotient of two small numbers says nothing.
     above = cells["clean_low"] > CHANCE
@@ -158,11 +158,11 @@ def _summary(result: Robustness) -> dict[str, Any]:
         **result.drop(faulty),
         "relative": relative,
         "worst_fault": worst,
-        "worst": by_fault[worst],
+        "worst": values[worst],
         **result.calibration("error_clean", clean),
         **result.calibration("error_faulty", faulty),
         "control": _control(result),
-        "faults": len(by_fault),
+        "faults": len(values),
         "seeds": len(result.seeds),
         "records": result.first.records,
         "patients": result.first.patients,
@@ -265,12 +265,12 @@ def _by_severity(result: Robustness) -> Iterator[dict[str, Any]]:
 def draw(report: FigureContext) -> Iterator[Drawn]:
     """AUROC by severity: a panel for each dataset, split and number of labels."""
     scored = [result for result in results(report.analysis) if result.first.faults]
-    if not scored:
+    changes = summary(report.analysis)["change"].dropna() if scored else pd.Series(dtype=float)
+    if changes.empty:  # no class can be scored
         return
     rows = pd.DataFrame([row for result in scored for row in _by_severity(result)])
     rows, looks = _series(rows, report.looks)
     panels = [*rows.groupby(["source", "dataset", "role", "split", "labels"], sort=False)]
-    changes = summary(report.analysis)["change"]
     title = f"Simulated faults change AUROC by {changes.min():+.3f} to {changes.max():+.3f}"
     figure, axes = grid(title.replace("-", "\u2212"), len(panels), row=2.6, extra=0.8)
     limits = auroc_limits(rows)
