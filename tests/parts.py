@@ -29,11 +29,12 @@ _SCORE_NOTHING = (
     "measures.py",
     "scores.py",
 )
+_ROBUSTNESS = ("corrupted.py", "robustness.py", "robustness_report.py")
 _OOD = tuple(
     sorted(
         path.relative_to(PACKAGE).as_posix()
         for path in (PACKAGE / "benchmarks" / "ood").rglob("*.py")
-        if path.name not in _SCORE_NOTHING
+        if path.name not in (*_SCORE_NOTHING, *_ROBUSTNESS)
     )
 )
 EVALUATED = {
@@ -56,6 +57,15 @@ EVALUATED = {
     "ood": tuple(name for name in _OOD if Path(name).name not in ("released.py", "search.py")),
     "ood-released": _OOD,
     "ood-tuned": _OOD,
+    "robustness": (
+        "benchmarks/ood/corrupted.py",
+        "benchmarks/ood/conform.py",
+        *(name for name in _OOD if "/faults/" in name),
+        "training/predict.py",
+        "training/collect.py",
+        "scores/metrics.py",
+        "scores/units.py",
+    ),
 }
 """Sources of evaluations, whose versions are in their predictions."""
 

@@ -132,23 +132,40 @@ def transfer(
 @main.command()
 @click.argument("run", type=STORE)
 @click.option("--catalog", "paths", type=CATALOG, multiple=True, required=True, help="Catalogs.")
+@click.option(
+    "--evaluation",
+    default="",
+    metavar="NAME",
+    help="Evaluation, such as robustness. Default: classification, or segmentation of masks.",
+)
 @click.option("--set", "assignments", multiple=True, metavar="A.B=VALUE", help="Change a setting.")
 @click.option(
     "--address", help="Predict on the Ray cluster at this address. Default: in this process."
 )
 @ALLOW
 def evaluate(
-    run: Path, paths: tuple[Location, ...], assignments: tuple[str, ...], address: str | None
+    run: Path,
+    paths: tuple[Location, ...],
+    evaluation: str,
+    assignments: tuple[str, ...],
+    address: str | None,
 ) -> None:
-    """Score catalogs with the finished transfer RUN and write its predictions."""
+    """Score catalogs with the finished transfer RUN and write its predictions.
+
+    \b
+    benchmd evaluate runs/RUN --catalog catalogs/georgia
+    benchmd evaluate runs/RUN --catalog catalogs/ptb-xl --evaluation robustness
+    """
+    from benchmd_ray.evaluation.registry import evaluation_named
     from benchmd_ray.runs.store import read_run
     from benchmd_ray.service.execute import evaluate_run
     from benchmd_ray.settings.definition import load_settings
 
+    asked = evaluation_named(evaluation) if evaluation else None
     opened = read_run(run)
     settings = load_settings(assignments=assignments, base=opened.settings)
     for path in paths:
-        echo(evaluate_run(opened, path, settings, address=address))
+        echo(evaluate_run(opened, path, settings, address=address, evaluation=asked))
 
 
 @main.command()

@@ -76,6 +76,13 @@ def _evaluations(sound: dict[str, Benchmark]) -> dict[str, Evaluation]:
     return {e.name: e for declared in sound.values() for e in declared.evaluations}
 
 
+def evaluation_named(name: str) -> Evaluation:
+    """The evaluation of that name."""
+    if name not in evaluations():
+        raise unknown_name("evaluation", name, sorted(evaluations()))
+    return evaluations()[name]
+
+
 def asked_name(name: str) -> str:
     """The name of a benchmark, also by import path, or of an evaluation."""
     alone = evaluations().keys() - benchmarks().keys()

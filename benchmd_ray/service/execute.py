@@ -298,6 +298,11 @@ def _evaluate(
     on_cluster: bool,
     also: tuple[Catalog, ...] = (),
 ) -> Path:
+    if opened.task.kind not in evaluation.tasks:
+        raise BenchmdError(
+            f"{opened.path} has a {opened.task.kind} task, and the evaluation {evaluation.name} is "
+            f"for {', '.join(evaluation.tasks)}: name another catalog or evaluation."
+        )
     _require_same_policy(opened, run.description["policy"])
     path = predictions_path(run.folder, opened.dataset, evaluation.name)
     if evaluation.also is not None:

@@ -303,8 +303,9 @@ class Evaluate(Step):
         return replace(work, once_flops=once, starts=False)
 
     def disk(self, inputs: Inputs) -> Disk:
-        scored = (inputs.target or inputs.source).scored_rows
-        return Disk(cost.prediction_bytes(len(inputs.source.kind.task.classes), scored))
+        """Predictions, with a row for each time that a record is encoded."""
+        scored = (inputs.target or inputs.source).scored_rows * self.evaluation.passes
+        return Disk(cost.prediction_bytes(len(inputs.source.kind.task.classes), round(scored)))
 
     def find(self, request: Request) -> Progress:
         """The transfer, and whether the target is scored."""

@@ -142,6 +142,14 @@ AS_RELEASED = _declared("ood-released", 2, _compute_released, _of_cards)
 """The paper's detectors as its code calibrates and scores them."""
 TUNED = _declared("ood-tuned", 2, partial(_later, "search:searched"), _of_cards)
 """Detectors with hyperparameters that a search found, next to those with the papers'."""
+ROBUSTNESS = Evaluation(
+    Form("robustness", 1, partial(_later, "robustness:fault")),
+    partial(_later, "corrupted:corrupted"),
+    partial(_later, "robustness:score_rows"),
+    passes=40.0,
+    planned=False,
+)
+"""Classification of records with each simulated fault: no detector."""
 EVALUATIONS = {evaluation.name: evaluation for evaluation in (DETECTION, AS_RELEASED, TUNED)}
 BENCHMARK = Benchmark(
     name="ood",
@@ -158,7 +166,7 @@ BENCHMARK = Benchmark(
             setting="finetune-full",
         ),
     ),
-    evaluations=(CLASSIFICATION, *EVALUATIONS.values()),
+    evaluations=(CLASSIFICATION, *EVALUATIONS.values(), ROBUSTNESS),
     tables="benchmd_ray.benchmarks.ood.report:TABLES",
     figures="benchmd_ray.benchmarks.ood.report_figures:TOPICS",
     demo="benchmd_ray.benchmarks.ood.demo:FEW",

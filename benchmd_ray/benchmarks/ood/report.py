@@ -18,6 +18,7 @@ from benchmd_ray.benchmarks.ood.report_rows import (
     techniques,
     tuned,
 )
+from benchmd_ray.benchmarks.ood.robustness_report import TABLES as ROBUSTNESS_TABLES
 from benchmd_ray.benchmarks.ood.scores import ENSEMBLE
 from benchmd_ray.benchmarks.ood.table import ALL, HALF, about
 from benchmd_ray.report.analysis import Analysis
@@ -233,14 +234,17 @@ def _declared(name: str, data: Data, make: Make, *, first: bool = False) -> Decl
     return Declared.both(name, HEADING, data, table, first=first)
 
 
-TABLES = aggregates(
-    _declared("detectors_means", by_use_case, _means, first=True),
-    _declared("detectors", _rows_of("group", ALL), _detectors),
-    Declared("detectors_sets", HEADING, _rows_of("group", ALL, others=True)),
-    _declared("detectors_compared", compared, _compared),
-    _declared("detectors_pretraining", techniques, _techniques),
-    _declared("detectors_shifted", _rows_of("use_case", "shifted"), _shifted),
-    _declared("detectors_controls", _rows_of("use_case", "control"), _controls),
-    _declared("detectors_tuned", tuned, _tuned),
-    _declared("detectors_costs", costs, _costs),
+TABLES = (
+    *ROBUSTNESS_TABLES,
+    *aggregates(
+        _declared("detectors_means", by_use_case, _means, first=True),
+        _declared("detectors", _rows_of("group", ALL), _detectors),
+        Declared("detectors_sets", HEADING, _rows_of("group", ALL, others=True)),
+        _declared("detectors_compared", compared, _compared),
+        _declared("detectors_pretraining", techniques, _techniques),
+        _declared("detectors_shifted", _rows_of("use_case", "shifted"), _shifted),
+        _declared("detectors_controls", _rows_of("use_case", "control"), _controls),
+        _declared("detectors_tuned", tuned, _tuned),
+        _declared("detectors_costs", costs, _costs),
+    ),
 )

@@ -13,6 +13,7 @@ from benchmd_ray.benchmarks.ood import DETECTION
 from benchmd_ray.benchmarks.ood.methods import USUAL
 from benchmd_ray.benchmarks.ood.report import HEADING, title_of
 from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, StudiedNetwork, frame, networks
+from benchmd_ray.benchmarks.ood.robustness_report import draw as draw_robustness
 from benchmd_ray.benchmarks.ood.table import ALL, IN, about
 from benchmd_ray.errors import count_of
 from benchmd_ray.files.atomic import slug as slug_of
@@ -239,4 +240,4 @@ def _pretrainings(rows: pd.DataFrame, report: FigureContext) -> Iterator[Drawn]:
         )
 
 
-TOPICS = (draw,)
+TOPICS = (draw, draw_robustness)

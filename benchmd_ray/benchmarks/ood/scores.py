@@ -116,7 +116,7 @@ def scored(predictions: Predictions, resamples: int = RESAMPLES) -> tuple[Scored
 
     A mean has the sets with `FEWEST` out records or more; each set and severity counts the same.
     """
-    key = (str(resamples), *_name(predictions))
+    key = (str(resamples), *content_key(predictions))
     if key not in _KNOWN:
         _KNOWN[key] = _scored(predictions, resamples)
     return _KNOWN[key]
@@ -125,7 +125,7 @@ def scored(predictions: Predictions, resamples: int = RESAMPLES) -> tuple[Scored
 _KNOWN: dict[tuple[str, ...], tuple[ScoredSet, ...]] = {}
 
 
-def _name(predictions: Predictions) -> tuple[str, ...]:
+def content_key(predictions: Predictions) -> tuple[str, ...]:
     """What scores follow from: what the table says of itself, and its content but for pictures."""
     hashed = hashlib.sha256()
     for name in (name for name in predictions.table.column_names if name != "picture"):
