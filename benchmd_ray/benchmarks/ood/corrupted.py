@@ -27,18 +27,23 @@ from benchmd_ray.runs.predictions import IDENTIFIERS
 from benchmd_ray.scores.metrics import probabilities
 from benchmd_ray.training.collect import evaluated, evaluating, evaluation_batch, gathered
 from benchmd_ray.training.predict import description_for, merging
-from benchmd_ray.training.weights import load_classifier
+from benchmd_ray.training.weights import described, load_classifier
 
 Condition = tuple[Fault | None, int]
 """A fault and its severity; no fault and 0 for the records as they are."""
 
 
-def conditions_of(signal: Signal) -> tuple[Condition, ...]:
+def conditions_of(signal: Signal, taken: Signal) -> tuple[Condition, ...]:
     """The clean records, then each fault of correct records with each of its severities.
 
     Faults that replace a record by something of another domain are not among them: it has no class.
+    Controls are what the signal's normalisation removes: none where a model takes it otherwise.
     """
-    faults = [fault for fault in faults_of(signal).values() if fault.use_case == "faulty"]
+    faults = [
+        fault
+        for fault in faults_of(signal).values()
+        if fault.use_case == "faulty" and (taken == signal or not fault.control)
+    ]
     return ((None, 0), *((fault, level) for fault in faults for level in fault.severities))
 
 
@@ -60,11 +65,14 @@ def _of_split(asked: Asked, about: dict[str, Any], split: str) -> pa.Table:
     # Without CUDA graphs, whose outputs may differ from the first batch's in the last digit.
     direct = evaluating(model, worker, asked.settings.execution.precision)
     forward = evaluated(direct, about["augmentation"]["shape"])
-    normalise = normaliser(catalog.signal, about["statistics"], worker.device)
+    taken, _ = described(about, asked.run)
+    conditions = conditions_of(catalog.signal, taken)
+    normalise = normaliser(taken, about["statistics"], worker.device)
     feed = whole_split_feed(catalog, split, asked.settings, worker, about["statistics"])
     feed.normalise = lambda stored, _, __: stored
     table = split_table(catalog, split, [*IDENTIFIERS, "target", *PERSON])
-    versions = _Versions(catalog, split, table["record_id"].to_pylist(), normalise)
+    names = table["record_id"].to_pylist()
+    versions = _Versions(catalog, split, names, normalise, conditions)
 
     def scored(batch: Batch) -> torch.Tensor:
         """(batch, conditions, classes + 1): logits, and whether the record was altered."""
@@ -75,7 +83,6 @@ def _of_split(asked: Asked, about: dict[str, Any], split: str) -> pa.Table:
         return torch.stack(outputs, dim=1)
 
     outputs = gathered(scored, feed, evaluation_batch(model.encoder))
-    conditions = conditions_of(catalog.signal)
     blocks = [
         _block(table, condition, outputs[:, place, :-1], outputs[:, place, -1] > 0, catalog)
         for place, condition in enumerate(conditions)
@@ -92,10 +99,11 @@ class _Versions:
         split: str,
         names: list[str],
         normalise: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        conditions: tuple[Condition, ...],
     ) -> None:
         self._signal, self._names, self._normalise = catalog.signal, names, normalise
         self._columns = read_columns(catalog, split)
-        self._conditions = conditions_of(catalog.signal)
+        self._conditions = conditions
 
     def of(self, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Each condition's normalised signals (batch, *input_shape), and which records it alters.
