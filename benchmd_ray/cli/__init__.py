@@ -13,6 +13,7 @@ from benchmd_ray.cli import (  # noqa: F401 - they register
     demo,
     doctor,
     jobs,
+    probe,
     report,
     run,
     runs,
