@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -52,7 +53,7 @@ def probe_table(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _cell(row: dict[str, float]) -> str:
+def _cell(row: Mapping[Any, Any]) -> str:
     return f"{row['value']:.3f} ({row['low']:.3f}–{row['high']:.3f})"
 
 
