@@ -147,7 +147,7 @@ def _curves(
         rows = frame[frame["technique"] == technique].set_index("setting")
         rows = rows.loc[[s for s in settings if s in rows.index]]
         x, look = np.array([labels[s][0] for s in rows.index]), looks[technique]
-        if len(techniques) > BANDS:
+        if len(techniques) > BANDS or labels is PROBED:
             x = x + 0.5 * dodge(number, len(techniques))
             axes.vlines(x, rows["low"], rows["high"], color=look.colour, linewidth=0.8, zorder=2)
         else:

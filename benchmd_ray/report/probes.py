@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,14 @@ import pandas as pd
 
 from benchmd_ray.files.atomic import replacing
 from benchmd_ray.report.analysis import Analysis
-from benchmd_ray.report.canvas import styled, technique_looks, write_listed
+from benchmd_ray.report.canvas import (
+    BLACK,
+    OKABE_ITO,
+    YELLOW,
+    styled,
+    technique_looks,
+    write_listed,
+)
 from benchmd_ray.report.figures_labels import draw_probes
 from benchmd_ray.report.figures_parts import (
     FigureContext,
@@ -21,9 +30,12 @@ from benchmd_ray.report.figures_parts import (
     studies,
 )
 from benchmd_ray.report.formats import csv_text, markdown
+from benchmd_ray.report.frames import by_name
 from benchmd_ray.report.protocols import APART
 
 HEADINGS = {"linear": "linear", "knn": "k-NN"}
+COLOURS = (BLACK, *(colour for colour in OKABE_ITO if colour != YELLOW))
+"""Of the curves, in the order of names: colours that colour-blind people can tell apart."""
 COLUMNS = ["source", "dataset", "split", "technique", "setting", "seeds", "value", "low", "high"]
 
 
@@ -54,7 +66,10 @@ def probe_table(analysis: Analysis) -> pd.DataFrame:
 
 
 def _cell(row: Mapping[Any, Any]) -> str:
-    return f"{row['value']:.3f} ({row['low']:.3f}–{row['high']:.3f})"
+    value = f"{row['value']:.3f}"
+    if pd.isna(row["low"]):
+        return f"{value} (no interval)"  # of too few patients with a class
+    return f"{value} ({row['low']:.3f}–{row['high']:.3f})"
 
 
 def write_probes(analysis: Analysis, out: Path) -> list[Path]:
@@ -69,7 +84,10 @@ def write_probes(analysis: Analysis, out: Path) -> list[Path]:
             partial.write_text(content(), "utf-8")
     names = {str(name) for name in scores["technique"]}
     chosen = studies(mean_auroc(analysis.scores), analysis.modalities)
-    report = FigureContext(analysis, technique_looks(names), chosen, analysis.resamples)
+    looks = technique_looks(names)
+    colours = cycle(COLOURS)
+    looks = {name: replace(looks[name], colour=next(colours)) for name in by_name(names)}
+    report = FigureContext(analysis, looks, chosen, analysis.resamples)
     with styled():
         drawn = draw_probes(report)
         figures = [(drawn.name, drawn.figure)] if isinstance(drawn, Titled) else []

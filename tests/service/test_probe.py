@@ -16,6 +16,8 @@ from benchmd_ray.data.feed import read_columns
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.neighbours import TEMPERATURE
+from benchmd_ray.report.analysis import analyse_stores
+from benchmd_ray.report.probes import probe_scores, probe_table, write_probes
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.service import probe, spot
 from benchmd_ray.service.choice import Choice
@@ -148,6 +150,20 @@ def test_each_record_is_encoded_once_and_the_numbers_are_those_of_run(place, tmp
     records = sum(source.rows(s) for s in scored)
     records += sum(target.rows(s) for s in target.evaluation_splits)
     assert records <= sum(rows) <= records + 3 * 8  # the last batch of a split may be padded
+    analysis = analyse_stores(sorted({r.folder for r in runs.values()}), resamples=20, curves=False)
+    table = probe_table(analysis)
+    assert table["catalog"].str.partition(" (")[0].tolist() == [
+        "ptb-xl",
+        "ptb-xl → chapman-shaoxing",
+    ]
+    scores = probe_scores(analysis)
+    nearest = scores[(scores["setting"] == "knn") & (scores["dataset"] == "ptb-xl")]
+    assert table["k-NN"][0].startswith(f"{nearest['value'].item():.3f}")
+    assert {path.name for path in write_probes(analysis, tmp_path / "report")} == {
+        "probes.csv",
+        "probes.md",
+        "probes.png",
+    }
     rows.clear()
     plain = make_plan(
         Choice(
