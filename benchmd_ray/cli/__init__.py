@@ -14,6 +14,7 @@ from benchmd_ray.cli import (  # noqa: F401 - they register
     doctor,
     encoder,
     jobs,
+    probe,
     report,
     run,
     runs,

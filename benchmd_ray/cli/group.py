@@ -38,7 +38,7 @@ REMEDIES = {
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start here": ("demo", "doctor"),
     "Data and encoders": ("catalog", "encoder", "cache"),
-    "Benchmarks": ("run", "tune", "bench"),
+    "Benchmarks": ("run", "probe", "tune", "bench"),
     "Results": ("report", "compare", "list", "watch", "prune"),
     "Single runs": ("pretrain", "transfer", "evaluate", "export"),
     "Clusters": ("submit", "jobs"),

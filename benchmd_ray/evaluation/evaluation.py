@@ -57,6 +57,8 @@ class Asked:
     worker: Worker
     also: tuple[Catalog, ...] = ()
     """Other catalogs that it reads, in order of name."""
+    features: Path | None = None
+    """Folder of the features of the run's frozen encoder, as in `training.jobs.TransferJob`."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class Evaluation:
 def _classified(asked: Asked) -> pa.Table:
     from benchmd_ray.training.predict import classified  # imports torch, which reports do not need
 
-    return classified(asked.run, asked.catalog, asked.settings, asked.worker)
+    about = (asked.run, asked.catalog, asked.settings, asked.worker)
+    return classified(*about, features=asked.features)
 
 
 CLASSIFICATION = Evaluation(CLASSIFIED, _classified)

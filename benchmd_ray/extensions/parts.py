@@ -101,7 +101,7 @@ PARTS: Mapping[str, Part] = {
             "scores/units.py",
         ),
     ),
-    "linear evaluation": Part(2, ("training/features.py",)),
+    "linear evaluation": Part(3, ("training/features.py",)),
     "logistic regression": Part(1, ("training/logistic.py",)),
     "augmentation": Part(
         1,

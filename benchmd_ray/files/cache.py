@@ -34,18 +34,19 @@ class CacheEntry:
 
 
 def used(path: Path) -> None:
-    """Mark a file of the cache as used now."""
+    """Mark a file of the cache as used now, by its hash or description."""
     with suppress(OSError):  # the cache may be read-only
-        os.utime(hash_path(path))
+        os.utime(path if path.suffix == ".json" else hash_path(path))
 
 
 def entries() -> list[CacheEntry]:
     """Entries of the cache, least recently used first."""
     folder, cached = cache_folder(), []
-    patterns = ("*.npy", "*.parquet", "report/*.parquet")
+    patterns = ("*.npy", "*.parquet", "report/*.parquet", "features/*.npy")
     for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         with suppress(FileNotFoundError):  # removed meanwhile
-            times = [file.stat().st_mtime for file in (path, hash_path(path)) if file.is_file()]
+            files = (path, *_about(path))
+            times = [file.stat().st_mtime for file in files if file.is_file()]
             cached.append(CacheEntry(path, path.stat().st_size, max(times)))
     for path in folder.glob("searches/*"):
         with suppress(FileNotFoundError):  # removed meanwhile
@@ -77,11 +78,16 @@ def _removed(path: Path) -> bool:
         with ExitStack() as stack:
             for lock in locks:
                 stack.enter_context(locked(lock, f"the cache entry {path}"))
-            remove(path)
-            remove(hash_path(path))
+            for file in (path, *_about(path)):
+                remove(file)
     except (Busy, OSError):  # it is in use, or cannot be removed
         return False
     return True
+
+
+def _about(path: Path) -> tuple[Path, Path]:
+    """Files with the hash or the description of an entry."""
+    return hash_path(path), path.with_suffix(".json")
 
 
 def stated_limit() -> float | None:

@@ -46,9 +46,15 @@ LABELS = {
     "finetune-full": (10.0, "all"),
 }
 """Position on the axis (base-2 logarithm of labels per class) and name; "all" is set apart."""
+PROBED = {
+    **{f"linear-{name}": LABELS[f"finetune-{name}"] for name in ("small", "medium", "large")},
+    "linear": LABELS["finetune-full"],
+}
+"""The same for linear evaluation."""
 BREAK = 9.0
 BANDS = 6
 """Curves with bands, at most; of more, intervals are lines."""
+Tick = tuple[float, str]
 Place = tuple[str, str]
 """Dataset and split."""
 
@@ -73,34 +79,54 @@ def draw_label_efficiency_by_dataset(report: FigureContext) -> Iterator[Drawn]:
             yield draw_curves(report, panels, f"label-efficiency-{study.slug}")
 
 
-def _finetuned(report: FigureContext, study: SourceStudy) -> pd.DataFrame:
+def draw_probes(report: FigureContext) -> Drawn:
+    """Linear evaluation: a panel for each study, on its source, and for each target."""
+    panels = []
+    for study in report.studies:
+        rows = _finetuned(report, study, PROBED)
+        panels += [(study, place) for place in places_of(study, _scored_once(rows))]
+    return draw_curves(report, panels, "probes", PROBED)
+
+
+def _scored_once(rows: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([in_distribution(rows), on_targets(rows)])
+
+
+def _finetuned(
+    report: FigureContext, study: SourceStudy, labels: Mapping[str, Tick] = LABELS
+) -> pd.DataFrame:
     scores = study.of(mean_auroc(report.analysis.scores)).dropna(subset=["value"])
-    return scores[scores["setting"].isin(list(LABELS))]
+    return scores[scores["setting"].isin(list(labels))]
 
 
 def draw_curves(
-    report: FigureContext, places: Sequence[tuple[SourceStudy, Place]], name: str
+    report: FigureContext,
+    places: Sequence[tuple[SourceStudy, Place]],
+    name: str,
+    labels: Mapping[str, Tick] = LABELS,
 ) -> Drawn:
     """AUROC against labels per class with intervals as bands, a panel for each study and place."""
-    parts = [(*at, of_place(_finetuned(report, at[0]), at[1])) for at in places]
+    parts = [(*at, of_place(_finetuned(report, at[0], labels), at[1])) for at in places]
     parts = [part for part in parts if part[2]["setting"].nunique() > 1]
     if not parts:
-        return Skipped(name, "fewer than two fine-tuning settings: nothing to connect")
+        return Skipped(name, "fewer than two settings of labels: nothing to connect")
     studies = list(dict.fromkeys(study for study, *_ in parts))
     scores = pd.concat([rows for *_, rows in parts])
-    title = _finding(scores) if len(studies) > 1 else f"{studies[0].label}: {_finding(scores)}"
+    finding = _finding(scores, labels)
+    title = finding if len(studies) > 1 else f"{studies[0].label}: {finding}"
     techniques = techniques_of(scores)
     figure, panels = grid(title, len(parts), row=2.6)
     for axes, (study, place, rows) in zip(panels, parts, strict=True):
-        _curves(axes, rows, techniques, report.looks)
+        _curves(axes, rows, techniques, report.looks, labels=labels)
         axes.set_title(heading(study, place) if len(studies) > 1 else place_label(study, place))
         axes.set_ylim(*auroc_limits(rows))
         axes.set_ylabel("AUROC")
         axes.set_xlabel("labels per class (logarithmic)", fontsize=SMALL + 0.5)
         chance_line(axes)
     technique_legend(figure, techniques, report.looks, lines=True, extra=[chance_mark()])
+    how = "Linear evaluation" if labels is PROBED else "Fine-tuned encoders"
     caption = joined(
-        f"Fine-tuned encoders; mean AUROC over classes with its {how_drawn(report)}. A class with "
+        f"{how}; mean AUROC over classes with its {how_drawn(report)}. A class with "
         "fewer labelled records gives all that it has; all labels stand right of the grey bar, "
         "since their number differs from class to class. Whether intervals overlap is not a test.",
         sizes(scores),
@@ -109,14 +135,19 @@ def draw_curves(
 
 
 def _curves(
-    axes: Axes, frame: pd.DataFrame, techniques: Sequence[str], looks: Mapping[str, TechniqueLook]
+    axes: Axes,
+    frame: pd.DataFrame,
+    techniques: Sequence[str],
+    looks: Mapping[str, TechniqueLook],
+    *,
+    labels: Mapping[str, Tick],
 ) -> None:
-    settings = [s for s in LABELS if s in set(frame["setting"])]
+    settings = [s for s in labels if s in set(frame["setting"])]
     for number, technique in enumerate(techniques):
         rows = frame[frame["technique"] == technique].set_index("setting")
         rows = rows.loc[[s for s in settings if s in rows.index]]
-        x, look = np.array([LABELS[s][0] for s in rows.index]), looks[technique]
-        if len(techniques) > BANDS:
+        x, look = np.array([labels[s][0] for s in rows.index]), looks[technique]
+        if len(techniques) > BANDS or labels is PROBED:
             x = x + 0.5 * dodge(number, len(techniques))
             axes.vlines(x, rows["low"], rows["high"], color=look.colour, linewidth=0.8, zorder=2)
         else:
@@ -132,17 +163,17 @@ def _curves(
             zorder=3,
             **look.stroke,
         )
-    ticks = [LABELS[s] for s in settings]
+    ticks = [labels[s] for s in settings]
     axes.set_xticks([at for at, _ in ticks], [text for _, text in ticks])
     axes.set_xlim(ticks[0][0] - 0.4, ticks[-1][0] + 0.4)
-    if "finetune-full" in settings:
+    if ticks[-1][0] > BREAK:
         axes.axvline(BREAK, color=FAINT, linewidth=3, zorder=0)
 
 
-def _finding(scores: pd.DataFrame) -> str:
+def _finding(scores: pd.DataFrame, labels: Mapping[str, Tick]) -> str:
     """Count the curves whose first and last intervals do not overlap: a description, not a test."""
-    settings = [s for s in LABELS if s in set(scores["setting"])]
-    span = f"from {LABELS[settings[0]][1]} to {LABELS[settings[-1]][1]} labels per class"
+    settings = [s for s in labels if s in set(scores["setting"])]
+    span = f"from {labels[settings[0]][1]} to {labels[settings[-1]][1]} labels per class"
     curves = up = down = 0
     spans = scores[scores["patients"] >= TEST_PATIENTS].dropna(subset=["low", "high"])
     for _, rows in spans.groupby(["dataset", "split", "technique"]):

@@ -34,7 +34,7 @@ from benchmd_ray.ssl import SCRATCH, technique_named, with_solver
 from benchmd_ray.ssl.brought import own_encoder, start_weights
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.engine import choose_device
-from benchmd_ray.training.jobs import PretrainJob, TransferJob
+from benchmd_ray.training.jobs import SHARED, PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import require_pretrainable
 from benchmd_ray.training.transfer import require_transferable
@@ -319,7 +319,8 @@ def _evaluate(
         # Another process may have scored it in between.
         if not is_scored(run, opened, evaluation, also, whole=True):
             require_weights(run)
-            asked = Asked(run.folder, opened, settings, Worker(), also)
+            features = SHARED if run.settings.transfer.freezes else None
+            asked = Asked(run.folder, opened, settings, Worker(), also, features)
             _score(asked, evaluation, on_cluster=on_cluster)
     return path
 

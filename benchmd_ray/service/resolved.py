@@ -15,7 +15,7 @@ from benchmd_ray.data.pooled import members_of
 from benchmd_ray.runs.files import RUN
 from benchmd_ray.runs.store import Run, read_run, run_folder
 from benchmd_ray.settings.definition import Settings
-from benchmd_ray.training.jobs import PretrainJob, TransferJob
+from benchmd_ray.training.jobs import SHARED, PretrainJob, TransferJob
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class ResolvedRun:
             more = tuple(paths[1:])
             return PretrainJob(self.settings, self.technique, paths[0], folder, more=more)
         upstream = None if self.upstream is None else self.upstream.folder
-        return TransferJob(self.settings, self.source.path, folder, upstream)
+        features = SHARED if self.settings.transfer.freezes else None
+        return TransferJob(self.settings, self.source.path, folder, upstream, features)
 
 
 def resolve_settings(settings: Settings, *, gpu: bool) -> Settings:

@@ -353,11 +353,12 @@ def counts(steps: Iterable[Step]) -> dict[str, int]:
 
 
 def _encoding(step: Step, inputs: Inputs) -> Workload:
-    """The work of encoding each record once that is trained on or scored."""
-    rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
-    forward = cost.forward_flops(inputs.signal, inputs.settings.encoder)
-    encoded = inputs.source.scored_rows + rows + validation
-    return replace(_training(step, inputs, rows), once_flops=forward * encoded)
+    """The work of encoding each record of the splits that are trained on or scored once."""
+    source, forward = inputs.source, cost.forward_flops(inputs.signal, inputs.settings.encoder)
+    splits = {"train", "validation", *source.scored}
+    encoded = sum(source.rows.get(split, 0) for split in splits)
+    batch = cost.training_records(inputs)
+    return replace(_training(step, inputs, batch), once_flops=forward * encoded)
 
 
 def _training(step: Step, inputs: Inputs, batch: int) -> Workload:

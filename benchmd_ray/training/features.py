@@ -29,6 +29,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.parts import versions_of
 from benchmd_ray.files.arrays import mapped
 from benchmd_ray.files.atomic import digest, locked, replacing, sha256
+from benchmd_ray.files.cache import keep_within_limit, used
 from benchmd_ray.files.integrity import Damaged, read_hashed_json, require_sha256, write_hashed_json
 from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.digest import weights_digest
@@ -74,9 +75,21 @@ class FeatureStore:
             if features is None:
                 _keep(path, encode(), about)
                 features = _kept(path, shape, about)
+                keep_within_limit()
+        used(path.with_suffix(".json"))
         if features is None:
             raise RuntimeError(f"{path} is not what was just written")  # a disk that loses data
         return features
+
+    def split(
+        self, catalog: Catalog, split: str, settings: Settings, encode: Callable[[], Features]
+    ) -> Features:
+        """Features of a whole split of the catalog."""
+        rows, streaming = (
+            np.arange(catalog.rows(split)),
+            streams(catalog, split, settings.execution),
+        )
+        return self.features(split, rows, encode, streaming)
 
 
 def feature_store(
@@ -86,14 +99,12 @@ def feature_store(
     for name in ("dropout", "embedding_dropout"):  # inactive in a frozen encoder
         del size[name]
     bf16 = uses_bf16(settings.execution.precision, device)
-    chosen = settings.transfer.normalisation
     about = {
         "weights": weights_digest(encoder),
         "encoder": size,
         "network_source": network_source(settings.encoder),
         "catalog": catalog.digest,
-        # Those of another catalog, of which there are features by its own ones, too.
-        **({} if chosen == "catalog" else {"statistics": catalog.statistics}),
+        "statistics": catalog.statistics,  # perhaps those of another catalog
         "precision": "bf16" if bf16 else "float32",
         "parts": versions_of(
             ("normalisation", "linear evaluation", network_part(settings.encoder.network))
@@ -235,29 +246,38 @@ def frozen_features(
     worker: Worker,
     kept: Path | None,
 ) -> tuple[Features, Features]:
-    """Features of the chosen training rows and of the whole validation split."""
+    """Features of the chosen training rows and of the whole validation split.
+
+    All labels and few take their rows from one encoding of the training split, unless it streams.
+    """
     size = evaluation_batch(encoder)
     direct = evaluating(encoder, worker, settings.execution.precision)
     forward = graphed(
         direct, worker, settings
     )  # not compiled: stored features are shared by all runs
 
-    def train() -> Features:
-        return collect(forward, training_feed(catalog, settings, worker, data), size)
-
-    def validation() -> Features:
-        feed = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
+    def whole(split: str) -> Features:
+        feed = whole_split_feed(catalog, split, settings, worker, catalog.statistics)
         return collect(forward, feed, size)
 
-    if kept is None:
-        return train(), validation()
-    store = feature_store(kept, encoder, settings, catalog, worker.device)
-    every = np.arange(len(data.validation_targets))
-    streaming = streams(catalog, "validation", settings.execution)
-    return (
-        store.features("train", data.rows, train, training_streams(catalog, settings, data)),
-        store.features("validation", every, validation, streaming),
-    )
+    def chosen() -> Features:
+        return collect(forward, training_feed(catalog, settings, worker, data), size)
+
+    store = None if kept is None else feature_store(kept, encoder, settings, catalog, worker.device)
+
+    def stored(split: str) -> Features:
+        encode = partial(whole, split)
+        return encode() if store is None else store.split(catalog, split, settings, encode)
+
+    if not streams(catalog, "train", settings.execution):
+        training = stored("train")
+    elif store is None:
+        training = chosen()
+    else:
+        streaming = training_streams(catalog, settings, data)
+        training = store.features("train", data.rows, chosen, streaming)
+    few = len(data.rows) < len(training)
+    return training[data.rows] if few else training, stored("validation")
 
 
 def head_steps(

@@ -13,6 +13,8 @@ from benchmd_ray.settings.definition import Settings
 from benchmd_ray.storage.location import Location
 
 RESULT = "training.json"
+SHARED = Path("features")
+"""Folder of the features of frozen encoders in a node's cache."""
 STANDARDISED_ON = 512
 """Training records, at most, by which the features of random kernels are standardised."""
 
@@ -52,8 +54,8 @@ class TransferJob:
     upstream: Path | None = None
     """Folder of the pretraining run; None starts from random weights (scratch)."""
     features: Path | None = None
-    """Linear evaluation: folder of encoded features shared by all runs with the same frozen
-    encoder; None stores none. The result is the same.
+    """Frozen encoder: folder of encoded features shared by all runs with the same one, within the
+    cache of the node unless absolute; None stores none. The result is the same.
     """
     halved: bool = False
     """Whether each epoch is scored on halves of the validation split too (`selection.crossed`)."""

@@ -22,6 +22,7 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.extensions.extras import require
+from benchmd_ray.files.atomic import cache_folder
 from benchmd_ray.files.integrity import write_hashed_json
 from benchmd_ray.modality.signals import require_signal
 from benchmd_ray.modality.tasks import TaskKind
@@ -174,7 +175,8 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
         assert isinstance(model, Classifier)  # `require_transferable` refuses others
         evaluate = linear_evaluation if settings.transfer.mode == "linear" else nearest_neighbours
         about = (settings, catalog, data, model, worker, reporter)
-        best = evaluate(*about, kept=job.features)
+        kept = None if job.features is None else cache_folder() / job.features
+        best = evaluate(*about, kept=kept)
     else:
         best = _finetune(job, catalog, data, model, worker, reporter)
     if best.epoch < 0:

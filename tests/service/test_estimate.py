@@ -233,7 +233,7 @@ def test_linear_evaluation_encodes_once_and_then_steps_its_head():
     work = work_of(Linear(), "mae", TINY, PTB)
     assert work.unit_flops == 0
     assert work.unit_head_steps == 2
-    assert work.once_flops == (100 + 30 + 30) * cost.forward_flops(SIGNALS["ecg"], TINY.encoder)
+    assert work.once_flops == (100 + 30) * cost.forward_flops(SIGNALS["ecg"], TINY.encoder)
 
 
 def test_scoring_a_target_encodes_its_scored_splits():

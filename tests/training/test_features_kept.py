@@ -13,7 +13,8 @@ from benchmd_ray.runs.files import MODEL
 from benchmd_ray.settings.definition import ENCODERS, LABEL_SETTINGS
 from benchmd_ray.training import features
 from benchmd_ray.training.features import FeatureStore, feature_store, weights_digest
-from benchmd_ray.training.jobs import TransferJob, transfer_result
+from benchmd_ray.training.jobs import SHARED, TransferJob, transfer_result
+from benchmd_ray.training.predict import classified
 from benchmd_ray.training.transfer import transfer
 
 CPU = torch.device("cpu")
@@ -71,7 +72,6 @@ def test_settings_of_the_head_and_dropout_share_the_features(run, kept, monkeypa
         ("encoder.norm_eps=1e-3", 2),  # the same weights, used otherwise
         ("encoder.pool=cls", 2),
         ("execution.precision=bf16", 2),
-        ("transfer.labels=small", 1),  # other rows of the training split alone
     ],
 )
 def test_whatever_changes_the_features_gives_other_files(run, kept, change, files, monkeypatch):
@@ -84,6 +84,48 @@ def test_whatever_changes_the_features_gives_other_files(run, kept, change, file
     plain, expected = run("plain", change, kept=False)
     assert lines == expected
     assert sha256(found / MODEL) == sha256(plain / MODEL)
+
+
+def test_few_labels_are_rows_of_the_features_of_all(run, kept, monkeypatch):
+    monkeypatch.setitem(LABEL_SETTINGS, "small", 2)
+    run("all")
+    files = kept()
+    plain, expected = run("plain", "transfer.labels=small", kept=False)
+    monkeypatch.setattr(Encoder, "forward", pytest.fail)
+    for labels in ("small", "full"):
+        few, lines = run(labels, f"transfer.labels={labels}")
+        assert kept() == files
+        assert (lines == expected) == (labels == "small")
+    small = sha256(few.with_name("small") / MODEL)
+    assert small == sha256(plain / MODEL)
+
+
+@pytest.mark.parametrize("mode", ["linear", "knn"])
+def test_scored_splits_are_encoded_once_for_all_heads(
+    source, make_settings, recorder, tmp_path, monkeypatch, mode
+):
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "cache"))
+    settings, folder, rows = make_settings(f"transfer.mode={mode}"), tmp_path / "run", []
+    folder.mkdir()
+    transfer(TransferJob(settings, source.path, folder, None, SHARED), Worker(), recorder())
+    plain = classified(folder, source, settings, Worker())
+    assert predicted(folder, source, settings) == plain.to_pydict()
+    forward = Encoder.forward
+
+    def counted(self, signals):
+        rows.append(len(signals))
+        return forward(self, signals)
+
+    monkeypatch.setattr(Encoder, "forward", counted)
+    assert predicted(folder, source, settings) == plain.to_pydict()
+    assert rows == []
+    others = replace(source, manifest=source.manifest | {"digest": "1" * 64})
+    assert predicted(folder, others, settings) == plain.to_pydict()
+    assert sum(rows) >= sum(source.rows(split) for split in source.evaluation_splits)
+
+
+def predicted(folder, catalog, settings):
+    return classified(folder, catalog, settings, Worker(), features=SHARED).to_pydict()
 
 
 def test_another_catalog_gives_other_files(source, make_settings, tmp_path):
