@@ -95,7 +95,8 @@ def pretrain(
     metavar="RUN",
     help="Folder of a pretraining run, on this catalog or another one of such signals, or one that "
     "`benchmd export` wrote; an external encoder: encoder:NAME (`benchmd encoder list`), hf:FOLDER (a "
-    "transformers model) or module:function (your own); or random-kernels. Default: from scratch.",
+    "transformers model) or module:function (your own); or random-kernels. "
+    "Default: from scratch.",
 )
 @click.option(
     "--target", "targets", type=CATALOG, multiple=True, help="Catalog to evaluate zero-shot."
