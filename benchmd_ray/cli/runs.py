@@ -94,8 +94,8 @@ def pretrain(
     type=UPSTREAM,
     metavar="RUN",
     help="Folder of a pretraining run, on this catalog or another one of such signals, or one that "
-    "`benchmd export` wrote; an external encoder: encoder:NAME (`benchmd encoder list`), hf:FOLDER (a "
-    "transformers model) or module:function (your own); or random-kernels. "
+    "`benchmd export` wrote; an external encoder: encoder:NAME (`benchmd encoder list`), "
+    "hf:FOLDER (a transformers model) or module:function (your own); or random-kernels. "
     "Default: from scratch.",
 )
 @click.option(
