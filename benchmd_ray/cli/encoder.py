@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FILE, JSON, print_json
+from benchmd_ray.cli.options import FILE, JSON, complete_encoder, print_json
 from benchmd_ray.console.terminal import echo
 
 if TYPE_CHECKING:
@@ -31,18 +31,18 @@ def encoder_list(*, as_json: bool) -> None:
     from benchmd_ray.models.encoder_cards import encoder_cards
     from benchmd_ray.report.encoders import listed
 
-    every = encoder_cards()
+    cards = encoder_cards()
     if as_json:
-        print_json([asdict(card) for card in every.sound.values()])
+        print_json([asdict(card) for card in cards.sound.values()])
     else:
-        for line in listed(every.sound.values()):
+        for line in listed(cards.sound.values()):
             echo(line)
-    for why in every.broken.values():
+    for why in cards.broken.values():
         echo(f"broken: {why}", err=True)
 
 
 @encoder.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_encoder)
 @JSON
 def encoder_show(name: str, *, as_json: bool) -> None:
     """Show the card of the encoder NAME, and where its facts were checked."""
@@ -57,7 +57,7 @@ def encoder_show(name: str, *, as_json: bool) -> None:
 
 
 @encoder.command("fetch")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_encoder)
 @click.option("--from", "file", type=FILE, help="A file of the weights that you downloaded.")
 @click.option(
     "--accept-terms", is_flag=True, help="You have read and accepted the terms of the weights."

@@ -182,11 +182,21 @@ def complete_modality(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def complete_technique(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of techniques, including scratch, for the shell."""
-    from benchmd_ray.ssl import BASELINES, SCRATCH, TECHNIQUES
+    """Names of techniques, including scratch and published encoders, for the shell."""
+    from benchmd_ray.ssl import BASELINES, NAMED, SCRATCH, TECHNIQUES
 
     first = () if getattr(ctx, "info_name", "") == "pretrain" else (SCRATCH,)
-    return [name for name in (*first, *TECHNIQUES, *BASELINES) if name.startswith(incomplete)]
+    names = [*first, *TECHNIQUES, *BASELINES]
+    if incomplete.startswith(NAMED[0]):
+        names += [NAMED + name for name in complete_encoder(ctx, param, "")]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_encoder(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of published encoders, for the shell."""
+    from benchmd_ray.models.encoder_cards import encoder_cards
+
+    return [name for name in encoder_cards().sound if name.startswith(incomplete)]
 
 
 def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     shell_complete=complete_technique,
     help="Only this technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae, "
     "random-kernels (a baseline without training), package.module:name (your own method), "
-    "hf:FOLDER (a transformers model) or model:package.module:name (your own encoder). "
+    "encoder:NAME (see `benchmd encoder list`), hf:FOLDER (a transformers model) or "
+    "model:package.module:name (your own encoder). "
     "Default: all built-in techniques but random-kernels.",
 )
 @click.option(

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     required=True,
     shell_complete=complete_technique,
     help="e-mix, shed, mae or random-kernels; for images also imagenet, imagenet+mae or "
-    "hf:FOLDER (a transformers model); package.module:name (your own method); "
+    "hf:FOLDER (a transformers model); encoder:NAME (see `benchmd encoder list`); "
+    "package.module:name (your own method); "
     "model:package.module:function (your own encoder).",
 )
 @click.option(
@@ -93,8 +94,9 @@ def pretrain(
     type=UPSTREAM,
     metavar="RUN",
     help="Folder of a pretraining run, on this catalog or another one of such signals, or one that "
-    "`benchmd export` wrote; an external encoder: hf:FOLDER (a transformers model) or "
-    "module:function (your own); or random-kernels. Default: from scratch.",
+    "`benchmd export` wrote; an external encoder: encoder:NAME (`benchmd encoder list`), "
+    "hf:FOLDER (a transformers model) or module:function (your own); or random-kernels. "
+    "Default: from scratch.",
 )
 @click.option(
     "--target", "targets", type=CATALOG, multiple=True, help="Catalog to score, not trained on."

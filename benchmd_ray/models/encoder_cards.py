@@ -28,7 +28,7 @@ FOLDER = "encoders"
 """Of users' folders of cards."""
 KINDS = (".safetensors", ".pth", ".pt", ".bin")
 """Endings of files of weights."""
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FILE = re.compile(r"[\w-][\w./-]*")
 
 Text = Annotated[str, checked(lambda text: bool(text.strip()), "text that is not empty")]

@@ -1,7 +1,7 @@
 """Files of weights of published encoders: where they are here, and how they come here.
 
 They are in ``BENCHMD_ENCODERS/NAME``, by default in the folder ``encoders`` of the cache, or in the
-cache of the Hugging Face hub.
+cache of the Hugging Face hub. Only `fetch` and `ensure_weights` ask the hub for anything.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import torch
 
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.extensions.extras import importing
-from benchmd_ray.files.atomic import cache_folder, replacing, sha256
+from benchmd_ray.files.atomic import TEMPORARY, cache_folder, replacing, sha256
 from benchmd_ray.models.encoder_cards import EncoderCard, Weights
 
 ENCODERS = "BENCHMD_ENCODERS"
+TIMEOUT = 10.0
+"""Seconds for the hub's first answer."""
 
 
 def encoders_folder() -> Path:
@@ -45,17 +47,40 @@ def weights_here(card: EncoderCard) -> Path | None:
 
 
 def require_weights(card: EncoderCard) -> Path:
-    """The file of a card's weights, fetched from the hub unless it is here or has terms."""
+    """The file of a card's weights; nothing is fetched."""
+    path = weights_here(card)
+    if path is None:
+        raise BenchmdError(absent(card))
+    return path
+
+
+def ensure_weights(card: EncoderCard) -> None:
+    """Fetch a card's weights unless they are here; refuse those that have terms, or another hash.
+
+    Called before any work, so that a plan does not fail in the middle.
+    """
     path = weights_here(card)
     if path is not None:
-        return path
-    if card.terms or not card.weights.repository:
-        raise BenchmdError(
-            f"the weights of {card.title} are not on this machine, and "
-            f"{card.terms or 'they are not on the hub'}. Then fetch them: `benchmd encoder fetch "
-            f"{card.name}` says how."
-        )
-    return fetch(card)
+        _require_hash(path, card)
+    elif is_free(card):
+        fetch(card)
+    else:
+        raise BenchmdError(absent(card))
+
+
+def is_free(card: EncoderCard) -> bool:
+    """Whether the weights can be fetched from the hub without accepting anything."""
+    return bool(card.weights.repository) and not card.terms
+
+
+def absent(card: EncoderCard) -> str:
+    """What to do about weights that are not here."""
+    why = f"they have terms ({card.terms})" if card.terms else f"see {card.weights.address}"
+    return (
+        f"the weights of {card.title} are not on this machine: {why}. Fetch them first by `benchmd "
+        f"encoder fetch {card.name}`; nodes of a cluster need {ENCODERS} in a folder that all "
+        "share."
+    )
 
 
 def fetch(card: EncoderCard) -> Path:
@@ -64,26 +89,28 @@ def fetch(card: EncoderCard) -> Path:
     Terms are the caller's business.
 
     Raises:
-        BenchmdError: The hub cannot be reached or refuses, the revision has gone, or the file has
-            another hash.
+        BenchmdError: The hub cannot be reached or refuses, the revision has gone, the file has
+            another hash, or it cannot be written.
     """
     weights, path = card.weights, _place(card)
     with importing("huggingface_hub", f"fetching the weights of {card.title}", _by_hand(card)):
-        from huggingface_hub import hf_hub_download
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=path.parent) as partial:
-        try:
-            logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tries six times
-            file = hf_hub_download(
-                weights.repository,
-                weights.file,
-                revision=weights.revision or None,
-                local_dir=partial,
-            )
-        except Exception as error:  # the hub's own errors, the connection's, or a full disk
-            raise _not_fetched(card, error) from error
-        _require_hash(Path(file), card)
-        os.replace(file, path)
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # our errors say it once
+    repository, name, revision = weights.repository, weights.file, weights.revision or None
+    try:
+        # Asked once: a download without a connection tries for half a minute.
+        get_hf_file_metadata(hf_hub_url(repository, name, revision=revision), timeout=TIMEOUT)
+        with (
+            replacing(path) as target,
+            tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=path.parent) as folder,
+        ):
+            file = hf_hub_download(repository, name, revision=revision, local_dir=folder)
+            _require_hash(Path(file), card, f"{name} of {repository}")
+            os.replace(file, target)
+    except BenchmdError:  # another hash, or a full disk
+        raise
+    except Exception as error:  # the hub's own errors, the connection's, or the folder's
+        raise _not_fetched(card, error) from error
     return path
 
 
@@ -96,10 +123,10 @@ def take(card: EncoderCard, file: Path) -> Path:
             f"{file} ends in {file.suffix or 'nothing'}, and the weights of {card.title} are "
             f"{card.weights.file}: name that file, from {card.weights.address}."
         )
-    _require_hash(file, card)
     path = _place(card)
     with replacing(path) as partial:
         shutil.copyfile(file, partial)
+        _require_hash(partial, card, str(file))
     return path
 
 
@@ -136,12 +163,12 @@ def _place(card: EncoderCard) -> Path:
     return encoders_folder() / card.name / Path(card.weights.file).name
 
 
-def _require_hash(path: Path, card: EncoderCard) -> None:
+def _require_hash(path: Path, card: EncoderCard, what: str = "") -> None:
     wanted = card.weights.sha256
     if wanted and (actual := sha256(path)) != wanted:
         raise BenchmdError(
-            f"{path} has the SHA-256 {actual}, expected {wanted} by the card of {card.title}: it "
-            f"is damaged, or another version. Get {card.weights.file}"
+            f"{what or path} has the SHA-256 {actual}, expected {wanted} by the card of "
+            f"{card.title}: it is damaged, or another version. Get {card.weights.file}"
             f"{f' of revision {card.weights.revision}' if card.weights.revision else ''} from "
             f"{card.weights.address}."
         )
@@ -171,6 +198,12 @@ def _not_fetched(card: EncoderCard, error: Exception) -> BenchmdError:
         error, errors.LocalEntryNotFoundError
     ):
         why = "is not in the repository"
+    elif isinstance(error, errors.OfflineModeIsEnabled):
+        why = "cannot be fetched, as HF_HUB_OFFLINE is set"
+    elif isinstance(error, errors.HfHubHTTPError):
+        why = f"cannot be fetched: the hub answers {error.response.status_code}"
+    elif isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
+        why = f"cannot be stored in {_place(card).parent}: {os.strerror(error.errno)}"
     else:
         why = f"cannot be fetched, as the hub cannot be reached ({type(error).__name__})"
     return BenchmdError(f"{where} {why}. {_by_hand(card)}")

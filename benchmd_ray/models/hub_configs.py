@@ -104,6 +104,16 @@ def _is_plain(value: object) -> bool:
     )
 
 
+def require_plain(fields: Mapping[str, Any], where: str) -> None:
+    """Refuse arguments of a network other than bounded numbers, short words and lists of them."""
+    for key, value in fields.items():
+        if not _is_plain(value):
+            raise BenchmdError(
+                f"{where} has {key} {shown(value)}, expected numbers, short words or lists of them."
+            )
+    _require_bounded(fields, where)
+
+
 def _require_bounded(fields: Mapping[str, Any], where: str) -> None:
     """Refuse numbers beyond those of any published network, before one is made."""
     for key, value in fields.items():

@@ -17,7 +17,7 @@ from torch import nn
 from benchmd_ray.errors import BenchmdError, first_line, shown
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.evaluating import evaluating
-from benchmd_ray.models.hub_configs import config_of, quiet
+from benchmd_ray.models.hub_configs import LARGEST_CONFIG, config_of, quiet, require_plain
 from benchmd_ray.models.hub_networks import (
     CLS,
     PIXELS,
@@ -52,6 +52,8 @@ class PublishedEncoder(nn.Module):
         super().__init__()
         text = updated(PublishedOptions(), size.options, "encoder.options.").description
         try:
+            if len(text) > LARGEST_CONFIG:
+                raise ValueError("it is too long")
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise BenchmdError(
@@ -122,6 +124,7 @@ def _network(chosen: Architecture) -> nn.Module:
     if chosen.library == "transformers":
         network = network_of(_config(chosen), INPUTS)
         return network if chosen.feature == "pooled" else without_pooling(network)
+    require_plain(chosen.arguments, "network.config of the encoder's card")
     try:
         return _monai_network(str(chosen.config["network"]), chosen.arguments)
     except BenchmdError:

@@ -16,6 +16,9 @@ MONAI_NAMES = (
 """Networks of MONAI that cards may name."""
 MOST_VALUES = 2**28
 """Most values of an input, as of a stored signal."""
+MOST_PIXELS, MOST_VOXELS = 4096, 512
+"""Most along an axis of a network's input."""
+MOST_HERTZ, MOST_TAPS = 100_000, 10_000
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,16 @@ class ImageInput:
 
     def __post_init__(self) -> None:
         _require_extents("size", self.size)
+        if max(self.size) > MOST_PIXELS:
+            raise FieldError("size", f"size is {self.size}, expected at most {MOST_PIXELS} pixels.")
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean) or min(self.std) <= 0:
             fault = "expected the mean and the standard deviation, above 0, of 1 or 3 channels."
             raise FieldError("std", f"mean is {self.mean} and std {self.std}, {fault}")
-        if self.shorter_side and self.shorter_side < max(self.size):
+        largest = max(self.size)
+        if self.shorter_side and not largest <= self.shorter_side <= MOST_PIXELS:
             raise FieldError(
                 "shorter_side",
-                f"shorter_side is {self.shorter_side}, expected {max(self.size)} or more pixels, "
+                f"shorter_side is {self.shorter_side}, expected {largest} to {MOST_PIXELS} pixels, "
                 "of which size is cut out, or 0.",
             )
 
@@ -70,8 +76,12 @@ class TimeInput:
 
     def __post_init__(self) -> None:
         _require_extents("samples", (self.samples, len(self.channels)))
-        if self.rate <= 0 or self.decimate < 1:
-            raise FieldError("rate", f"rate is {self.rate:g}, expected Hz above 0.")
+        if not 0 < self.rate <= MOST_HERTZ:
+            raise FieldError("rate", f"rate is {self.rate:g}, expected 0 to {MOST_HERTZ:,} Hz.")
+        for name in ("taps", "decimate"):
+            value, least = getattr(self, name), int(name == "decimate")
+            if not least <= value <= MOST_TAPS:
+                raise FieldError(name, f"{name} is {value}, expected {least} to {MOST_TAPS:,}.")
         whole = self.samples * (len(self.channels) if self.layout == "flat" else 1)
         if whole % self.decimate:
             raise FieldError("decimate", f"decimate does not divide {whole} samples.")
@@ -101,6 +111,8 @@ class VolumeInput:
             _require_extents("size", self.size)
         if len(self.size) not in (0, 3):
             raise FieldError("size", f"size is {self.size}, expected voxels along z, y and x.")
+        if not 1 <= self.least <= MOST_VOXELS:
+            raise FieldError("least", f"least is {self.least}, expected 1 to {MOST_VOXELS} voxels.")
         if self.window and (len(self.window) != 2 or self.window[0] >= self.window[1]):
             raise FieldError("window", f"window is {self.window}, expected low and high.")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 
 from benchmd_ray.models.encoder_cards import EncoderCard
 from benchmd_ray.models.fetched import weights_here
@@ -15,6 +17,9 @@ FEATURES = {
     "class-token-and-mean": "the class token, then the mean over patches",
     "pooled": "what the network pools itself",
 }
+COLUMNS = ("name", "title", "licence", "MiB", "weights", "saw datasets")
+LONGEST, WIDTH = 20, 100
+"""Characters of a title or a licence, and of a line, in the list."""
 SCALES = {
     "none": "",
     "lead-range": "each lead mapped onto −1 to 1",
@@ -25,21 +30,36 @@ SCALES = {
 
 
 def listed(cards: Iterable[EncoderCard]) -> list[str]:
-    """A line for each encoder under a line for what it takes."""
-    groups: dict[str, list[EncoderCard]] = {}
-    for card in cards:
-        kind = next(iter(_kinds(card.input)))
-        groups.setdefault(", ".join(card.modalities) or f"any {kind}", []).append(card)
-    lines = []
-    for group, members in sorted(groups.items()):
-        lines.append(f"{group}:")
-        width = max(len(card.name) for card in members)
-        for card in members:
-            is_here = "here" if weights_here(card) else "to accept first" if card.terms else ""
-            seen = ", ".join([*card.pretrained_on, *card.also]) or card.unlisted
-            parts = [card.title, card.licence.partition(";")[0], f"saw {seen}", is_here]
-            lines.append(f"  {card.name:{width}}  {'; '.join(filter(None, parts))}")
+    """A table of encoders, under a line for what each takes."""
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for card in sorted(cards, key=lambda card: card.name):
+        takes = ", ".join(card.modalities) or f"any {next(iter(_kinds(card.input)))}"
+        groups.setdefault(takes, []).append(_row(card))
+    every = [COLUMNS, *(row for rows in groups.values() for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*every, strict=True)][:-1]
+    lines = _line(COLUMNS, widths)
+    for takes, rows in sorted(groups.items()):
+        lines += ["", f"{takes}:", *(line for row in rows for line in _line(row, widths))]
     return lines
+
+
+def _row(card: EncoderCard) -> tuple[str, ...]:
+    size = f"{card.weights.bytes / 2**20:,.0f}" if card.weights.bytes else "?"
+    state = "here" if weights_here(card) else "terms" if card.terms else "-"
+    title, licence = _cut(card.title), _cut(re.split("[;,]", card.licence)[0])
+    return card.name, title, licence, size, state, ", ".join(card.pretrained_on) or "-"
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """A row in lines of at most `WIDTH` characters, if its last column has room."""
+    *cells, last = row
+    start = "".join(f"{cell:{width}}  " for cell, width in zip(cells, widths, strict=True))
+    first, *others = textwrap.wrap(last, max(WIDTH - len(start), LONGEST), break_on_hyphens=False)
+    return [start + first, *(" " * len(start) + text for text in others)]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
 
 
 def described(card: EncoderCard) -> list[str]:

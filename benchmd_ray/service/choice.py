@@ -28,13 +28,14 @@ from benchmd_ray.settings.definition import (
 from benchmd_ray.ssl import (
     BASELINES,
     HUB,
+    NAMED,
     SCRATCH,
     TECHNIQUES,
     protocol_encoder,
     technique_named,
     with_solver,
 )
-from benchmd_ray.ssl.brought import own_encoder, technique_label
+from benchmd_ray.ssl.brought import misfit, own_encoder, technique_label
 from benchmd_ray.storage.location import Location
 
 Mode = Literal["linear", "finetune", "knn"]
@@ -213,11 +214,12 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
     """Settings of a technique's runs without seed and label setting; or why it does not apply."""
     start, variant = benchmark(choice.bench).start_named(choice.start, kind)
     base = start.settings(kind, name, variant)
-    if name.startswith(HUB) and not kind.signal.is_image:
-        return base, "networks of transformers are for images"
+    if reason := misfit(name, kind.signal):
+        return base, reason
     base = with_solver(replace(base, encoder=own_encoder(name) or base.encoder), name)
     settings = reduce(updated, (choice.changes, *choice.overrides), base)
-    if name in BASELINES and settings.encoder.network != BASELINES[name].network:
+    is_other = settings.encoder.network != base.encoder.network
+    if name.startswith(NAMED) or (is_other and (name in BASELINES or name.startswith(HUB))):
         settings = replace(settings, encoder=base.encoder)  # a size or network of the others
     if kind.task.segments and name != SCRATCH:
         return settings, "networks of masks are trained from random weights"

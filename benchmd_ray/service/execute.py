@@ -31,7 +31,7 @@ from benchmd_ray.service.scored import is_scored, open_also
 from benchmd_ray.service.unseen import keep_seen, require_unseen, seen_elsewhere, write_seen
 from benchmd_ray.settings.definition import EncoderSettings, Settings
 from benchmd_ray.ssl import SCRATCH, technique_named, with_solver
-from benchmd_ray.ssl.brought import own_encoder, start_weights
+from benchmd_ray.ssl.brought import ensure_brought, own_encoder, start_weights
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.jobs import SHARED, PretrainJob, TransferJob
@@ -81,6 +81,7 @@ def pretrain_run(
     store = store.resolve()  # workers have folders of their own
     paths = catalog if isinstance(catalog, Sequence) else (catalog,)
     source = open_pretraining([path.resolve() for path in paths])
+    ensure_brought(technique)
     start = start_weights(technique, weights, source.signal, settings.encoder)
     with _place(settings, address, within=within) as (settings, on_cluster):
         resolved = pretraining(technique, source, settings, start)
@@ -116,6 +117,7 @@ def _start_of(resolved: ResolvedRun, path: Path | None) -> StartWeights | None:
     """The weights that a pretraining starts from; their hash must be the resolved one."""
     technique = resolved.technique
     path = path if technique_named(technique).imagenet else None
+    ensure_brought(technique)  # on a node of a cluster they may be absent
     start = start_weights(technique, path, resolved.source.signal, resolved.settings.encoder)
     planned = resolved.description["determinants"].get("weights")
     if start is not None and start.sha256 != planned:

@@ -26,7 +26,7 @@ from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES
-from benchmd_ray.ssl.brought import technique_label
+from benchmd_ray.ssl.brought import absence, technique_label
 from benchmd_ray.storage.location import Location
 
 PAYS = 0.7
@@ -201,8 +201,11 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
         )
     reasons = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
     notes += [f"{why} ({where})." for why, where in reasons.items()]
-    used = {draft.technique for draft in drafts}
-    if choice.weights is None and any(TECHNIQUES[n].imagenet for n in used & TECHNIQUES.keys()):
+    used = dict.fromkeys(draft.technique for draft in drafts)
+    notes += filter(None, map(absence, used))
+    if choice.weights is None and any(
+        TECHNIQUES[n].imagenet for n in used.keys() & TECHNIQUES.keys()
+    ):
         notes.append(
             "ImageNet weights are downloaded when needed; without a network connection name their "
             "file with --weights."

@@ -23,6 +23,7 @@ from benchmd_ray.service.logged import LoggedPlan, quieted
 from benchmd_ray.service.outcome import Observer, Observers, PlanOutcome
 from benchmd_ray.service.plan import Plan
 from benchmd_ray.service.status import find_runs
+from benchmd_ray.ssl.brought import ensure_brought
 
 
 def run_plan(
@@ -52,6 +53,8 @@ def run_plan(
         Stopped: A signal asked to stop; all tasks have been ended, and the same call resumes.
     """
     _require_executable(plan)
+    for technique in dict.fromkeys(item.technique for item in plan.items):
+        ensure_brought(technique)
     store, is_embedded = store.resolve(), embedded(address)
     if is_embedded and (outcome := _nothing_to_do(plan, store, weights)):
         with backing_of(store).keeping_weights():

@@ -78,6 +78,8 @@ def start_weights(
         return imagenet_weights(path, signal)
     if not chosen.brought:
         return None
+    if technique.startswith(NAMED) and (reason := misfit(technique, signal)):
+        raise BenchmdError(f"{technique} does not fit: {reason}.")
     import torch
 
     from benchmd_ray.models.digest import weights_digest
@@ -103,6 +105,50 @@ def published_card(technique: str) -> EncoderCard:
     from benchmd_ray.models.encoder_cards import encoder_cards
 
     return encoder_cards()[technique.removeprefix(NAMED)]
+
+
+def misfit(technique: str, signal: Signal) -> str:
+    """Why signals do not fit what a technique's encoder takes; empty if they fit."""
+    if technique.startswith(HUB) and not signal.is_image:
+        return "networks of transformers are for images"
+    if technique.startswith(NAMED):
+        from benchmd_ray.models.published_adapters import adapter
+
+        try:
+            adapter(published_card(technique).input, signal)
+        except BenchmdError as error:
+            return str(error).removesuffix(".")
+    return ""
+
+
+def ensure_brought(technique: str) -> None:
+    """Fetch the weights of a published encoder unless they are here; see `fetched.ensure_weights`.
+
+    Raises:
+        BenchmdError: They have terms, cannot be fetched, or are other ones.
+    """
+    if technique.startswith(NAMED):
+        from benchmd_ray.models.fetched import ensure_weights
+
+        ensure_weights(published_card(technique))
+
+
+def absence(technique: str) -> str:
+    """What a plan notes on weights that are not here; empty if they are, or need no fetching."""
+    if not technique.startswith(NAMED):
+        return ""
+    from benchmd_ray.models.fetched import absent, is_free, weights_here
+
+    card = published_card(technique)
+    if weights_here(card) is not None:
+        return ""
+    if not is_free(card):
+        return absent(card)
+    size = f"{card.weights.bytes / 2**20:,.0f} MiB, " if card.weights.bytes else ""
+    return (
+        f"the weights of {card.title} ({size}{card.licence.partition(';')[0]}) are fetched from "
+        f"{card.weights.address} before anything is run."
+    )
 
 
 def _load_published(network: nn.Module, card: EncoderCard) -> None:

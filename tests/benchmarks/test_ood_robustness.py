@@ -167,7 +167,9 @@ def test_a_table_of_another_form_is_refused(change_table, message):
 
 def test_faults_of_another_domain_have_no_class_and_are_not_scored(ecg_catalogs):
     signal = ecg_catalogs["ptb-xl"].signal
-    names = {fault.name for fault, _ in corrupted.conditions_of(signal, signal) if fault is not None}
+    names = {
+        fault.name for fault, _ in corrupted.conditions_of(signal, signal) if fault is not None
+    }
     every = faults_of(signal)
     assert names == {name for name, fault in every.items() if fault.use_case == "faulty"}
     assert {"white-noise", "square"} <= every.keys() - names
