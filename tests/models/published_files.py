@@ -1,7 +1,6 @@
 """Networks of published encoders at a small size, in files as their authors publish them."""
 
 import dataclasses
-import json
 
 import torch
 import transformers
@@ -183,8 +182,3 @@ NETWORKS = {
     "monai": monai,
 }
 """The authors' class by the model_type of a card."""
-
-
-def described(card):
-    """The settings of a card's network, as JSON."""
-    return json.loads(card.settings.options["description"])
