@@ -32,7 +32,7 @@ class PillowResize(nn.Module):
         self, size: tuple[int, int], to: tuple[int, int], interpolation: str, rounded: bool = True
     ) -> None:
         super().__init__()
-        self._levels = _rounded if rounded else _as_they_are
+        self._levels = _rounded if rounded else _unrounded
         for name, extents in (("y", (size[0], to[0])), ("x", (size[1], to[1]))):
             weights = None
             if extents[0] != extents[1]:
@@ -60,8 +60,9 @@ def _rounded(sums: torch.Tensor, bits: int) -> torch.Tensor:
     return levels
 
 
-def _as_they_are(sums: torch.Tensor, bits: int) -> torch.Tensor:
-    return sums / 2**bits
+def _unrounded(sums: torch.Tensor, bits: int) -> torch.Tensor:
+    levels: torch.Tensor = sums / 2**bits
+    return levels
 
 
 def _weights(extent: int, to: int, interpolation: str) -> npt.NDArray[np.int32]:

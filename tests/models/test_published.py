@@ -17,6 +17,7 @@ from torch import nn
 from wfdb import rdrecord
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.atomic import resource_folder
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder_cards import encoder_cards
 from benchmd_ray.models.fetched import read_tensors
@@ -286,13 +287,65 @@ def test_each_card_says_what_its_encoder_saw_and_where_that_was_checked():
     }
     for card in CARDS.values():
         assert card.checked.keys() >= {"weights", "network", "input", "feature", "licence"}
-        assert card.pretrained_on or card.also or card.unlisted
         assert all(text.strip() for text in [*card.pretrained_on.values(), *card.also.values()])
         if not card.weights.sha256:
             assert re.search("no (revision or )?SHA-256", card.checked["weights"]), card.name
         if not card.weights.revision:
             assert "no revision" in card.checked["weights"], card.name
     assert {"nih-cxr-ap", "nih-cxr-pa", "mimic-cxr"} <= CARDS["rad-dino"].pretrained_on.keys()
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "fault"),
+    [
+        (
+            None,
+            {"also": {}, "pretrained_on": {}, "unlisted": ""},
+            "expected what it was pretrained",
+        ),
+        (None, {"pretrained_on": {"nih-cxr": "paper"}}, "dataset in pretrained_on.*nih-cxr-ap"),
+        (None, {"checked": {}}, "expected where its facts were checked"),
+        ("weights", {"file": "model.pkl"}, "file is 'model.pkl', expected the name of one of"),
+        ("weights", {"file": "../model.pth"}, "file is '../model.pth', expected"),
+        ("weights", {"page": "https://example.org"}, "a repository of the hub, or else a page"),
+        ("weights", {"repository": "rad-dino"}, "repository is 'rad-dino', expected owner/name"),
+        ("weights", {"revision": "main"}, "revision is 'main', expected"),
+        ("network", {"config": {"hidden_size": 8}}, "config has no model_type"),
+        ("network", {"library": "monai", "config": {"network": "unet"}}, "network of MONAI 'unet'"),
+    ],
+)
+def test_cards_that_cannot_be_right_are_refused(part, changes, fault):
+    card = CARDS["rad-dino"]
+    with pytest.raises(BenchmdError, match=fault):
+        dataclasses.replace(card if part is None else getattr(card, part), **changes)
+
+
+def test_inputs_that_cannot_be_right_are_refused():
+    image, time, volume = (CARDS[name].input for name in ("rad-dino", "hubert-ecg-small", "ct-fm"))
+    for part, changes, fault in [
+        (image.image, {"shorter_side": 500}, "expected 518 or more pixels"),
+        (image.image, {"std": (0.2, 0.2)}, "standard deviation, above 0, of 1 or 3 channels"),
+        (time.time, {"band": (0.5, 300)}, "two Hz below rate / 2"),
+        (time.time, {"decimate": 7}, "decimate does not divide 30000 samples"),
+        (volume.volume, {"window": (100, 100)}, "expected low and high"),
+        (volume.volume, {"size": (8, 8)}, "expected voxels along z, y and x"),
+        (image, {"time": time.time}, "expected one of image, time and volume"),
+    ]:
+        with pytest.raises(BenchmdError, match=fault):
+            dataclasses.replace(part, **changes)
+
+
+def test_cards_of_users_are_next_to_those_of_the_package(tmp_path, monkeypatch):
+    folder = tmp_path / "encoders"
+    folder.mkdir()
+    text = (resource_folder("model_catalog") / "phikon.yaml").read_text("utf-8")
+    (folder / "ours.yaml").write_text(text.replace("name: phikon", "name: ours"), "utf-8")
+    (folder / "faulty.yaml").write_text(text.replace("vit\n", "vit\n  more: 1\n"), "utf-8")
+    monkeypatch.setenv("BENCHMD_CARDS", str(tmp_path))
+    cards = encoder_cards()
+    assert cards["ours"].settings == cards["phikon"].settings
+    with pytest.raises(BenchmdError, match=r"faulty\.yaml"):
+        cards["faulty"]
 
 
 WIDTHS = dict.fromkeys(CARDS, 768) | {
