@@ -151,6 +151,14 @@ def test_the_documented_comparison_of_encoders_runs_as_written(real_data, tmp_pa
 
 @pytest.mark.nightly
 @pytest.mark.data
+def test_the_documented_card_of_an_encoder_of_ones_own_runs_as_written(real_data, tmp_path):
+    run_docs("published-encoder", real_data, tmp_path, ())
+    rows = pd.read_csv(tmp_path / "report/auroc.csv")
+    assert len(rows["technique"].unique()) == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.data
 def test_the_documented_command_on_medmnist_leads_from_a_file_to_a_tuned_model(real_data, tmp_path):
     less = (("--small", "--small --set transfer.epochs=1 --trials 2 --seed 0"),)
     out = run_docs("real-medmnist", real_data, tmp_path, less)

@@ -20,13 +20,19 @@ GREY = (19595, 38470, 7471)
 
 
 class PillowResize(nn.Module):
-    """Grey levels (batch, channels, y, x) to another size, as float32."""
+    """Grey levels (batch, channels, y, x) to another size, as float32.
+
+    Without ``rounded`` they are not made whole, as by torchvision with antialiasing of floats.
+    """
 
     x: torch.Tensor | None
     y: torch.Tensor | None
 
-    def __init__(self, size: tuple[int, int], to: tuple[int, int], interpolation: str) -> None:
+    def __init__(
+        self, size: tuple[int, int], to: tuple[int, int], interpolation: str, rounded: bool = True
+    ) -> None:
         super().__init__()
+        self._levels = _rounded if rounded else _unrounded
         for name, extents in (("y", (size[0], to[0])), ("x", (size[1], to[1]))):
             weights = None
             if extents[0] != extents[1]:
@@ -36,9 +42,9 @@ class PillowResize(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x, y = self.x, self.y
         if x is not None:
-            images = _rounded(images.double() @ x.double().T, BITS).float()
+            images = self._levels(images.double() @ x.double().T, BITS).float()
         if y is not None:
-            images = _rounded(y.double() @ images.double(), BITS).float()
+            images = self._levels(y.double() @ images.double(), BITS).float()
         return images
 
 
@@ -51,6 +57,11 @@ def grey(images: torch.Tensor) -> torch.Tensor:
 def _rounded(sums: torch.Tensor, bits: int) -> torch.Tensor:
     """Whole numbers below 2**53 in units of 2**-bits as grey levels; halves are rounded up."""
     levels: torch.Tensor = ((sums + 2 ** (bits - 1)) / 2**bits).floor().clamp(0, 255)
+    return levels
+
+
+def _unrounded(sums: torch.Tensor, bits: int) -> torch.Tensor:
+    levels: torch.Tensor = sums / 2**bits
     return levels
 
 

@@ -29,7 +29,7 @@ from benchmd_ray.models.hub_networks import (
 )
 from benchmd_ray.models.monai_networks import monai_nets
 from benchmd_ray.models.networks import PUBLISHED
-from benchmd_ray.models.published_adapters import adapter
+from benchmd_ray.models.published_adapters import Adapter, adapter
 from benchmd_ray.models.published_form import (
     Architecture,
     Description,
@@ -62,7 +62,7 @@ class PublishedEncoder(nn.Module):
             ) from error
         description = typed(Description, content, "encoder.options.description")
         self.signal, self.description = signal, description
-        self.adapter = adapter(description.input, signal)
+        self.adapter = _adapter(description, signal)
         with counting(), torch.device("meta"):
             probe = _network(description.network)
         self.width = self._width(probe)
@@ -88,6 +88,18 @@ class PublishedEncoder(nn.Module):
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Features (batch, width) of signals (batch, *input_shape) in their unit."""
         return features(self.network, self.adapter(signals), self.description.network)
+
+
+def _adapter(description: Description, signal: Signal) -> Adapter:
+    try:
+        return adapter(description.input, signal)
+    except BenchmdError as error:
+        config = description.network.config
+        name = config.get("model_type") or config["network"]
+        raise BenchmdError(
+            f"the published encoder with the network {name} does not fit {signal.name}: {error} "
+            "Choose another: benchmd encoder list."
+        ) from error
 
 
 def features(network: nn.Module, inputs: torch.Tensor, chosen: Architecture) -> torch.Tensor:

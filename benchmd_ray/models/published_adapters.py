@@ -43,7 +43,9 @@ class ImageAdapter(Adapter):
         extents, target = signal.input_shape[1:], image.size
         if side := image.shorter_side:
             target = (side * extents[0] // min(extents), side * extents[1] // min(extents))
-        self.resize = PillowResize((extents[0], extents[1]), target, image.interpolation)
+        self.resize = PillowResize(
+            (extents[0], extents[1]), target, image.interpolation, image.rounded
+        )
         self._centre = tuple(
             slice((whole - cut) // 2, (whole - cut) // 2 + cut)
             for whole, cut in zip(target, image.size, strict=True)

@@ -34,6 +34,9 @@ class ImageInput:
     shorter_side: int = 0
     """Pixels to which the shorter side is resized before the centre is cut out; 0 resizes both
     sides to ``size``."""
+    rounded: bool = True
+    """Whether resized pixels are whole grey levels, as Pillow's are; those of torchvision are not
+    where it resizes numbers between 0 and 1."""
 
     def __post_init__(self) -> None:
         _require_extents("size", self.size)

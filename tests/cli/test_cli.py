@@ -142,7 +142,8 @@ def test_shell_completion_offers_datasets():
 
     assert complete_dataset(None, None, "ge") == ["georgia"]
     assert {"e-mix", "shed", "mae"} <= set(complete_technique(None, None, ""))
-    assert complete_technique(None, None, "e") == ["e-mix"]
+    assert complete_technique(None, None, "e-") == ["e-mix"]
+    assert "encoder:rad-dino" in complete_technique(None, None, "enc")
     assert complete_technique(None, None, "i") == ["imagenet", "imagenet+mae"]
 
 

@@ -836,7 +836,7 @@ def test_one_technique_is_drawn_without_comparisons():
     assert reasons["change"] == "no row has enough patients to be compared with a baseline"
     assert reasons["ranking-eeg-shhs"] == "fewer than two rows are ranked on the same records"
     assert reasons["significance-eeg-shhs"] == "no two rows are scored on the same records"
-    assert "fewer than two fine-tuning settings" in reasons["label-efficiency"]
+    assert "fewer than two settings of labels" in reasons["label-efficiency"]
 
 
 def test_without_intervals_points_are_drawn_and_nothing_is_claimed(small):
