@@ -19,6 +19,8 @@ from benchmd_ray.ssl import METHODS
 NO_RESULT = {
     "models/__init__.py",
     "models/digest.py",
+    "models/encoder_cards.py",
+    "models/fetched.py",
     "models/networks.py",
     "ssl/brought.py",
     "training/__init__.py",

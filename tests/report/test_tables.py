@@ -333,7 +333,7 @@ AGGREGATE = {
     *("segmentation-networks-pairs", "medmnist", "medmnist_averages"),
     *("detectors", "detectors_means", "detectors_sets", "detectors_compared"),
     *("detectors_pretraining", "detectors_shifted", "detectors_controls", "detectors_tuned"),
-    "detectors_costs",
+    *("detectors_costs", "robustness", "robustness_faults"),
 }
 """What of the tables may be sent to W&B: none has anything of a single record."""
 
