@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from benchmd_ray.models.encoder_cards import EncoderCard
 from benchmd_ray.models.fetched import weights_here
 from benchmd_ray.models.published_form import ImageInput, Input, TimeInput, VolumeInput
-from benchmd_ray.report.catalogs.describe_catalog import paragraph
+from benchmd_ray.report.catalogs.describe_catalog import list_item, paragraph
 
 FEATURES = {
     "class-token": "the class token",
@@ -94,7 +94,7 @@ def described(card: EncoderCard) -> list[str]:
         *_items(card.checked),
     ]
     if card.notes:
-        lines += ["", "Notes", *(line for note in card.notes for line in paragraph(f"- {note}"))]
+        lines += ["", "Notes", *(line for note in card.notes for line in list_item(note))]
     return [*lines, "", f"Use: benchmd run --technique encoder:{card.name} --setting linear …"]
 
 
@@ -120,7 +120,7 @@ def _input(taken: Input) -> str:
         cut = f"shorter side to {side} pixels, the central {size}" if side else f"to {size} pixels"
         moments = f"mean {list(image.mean)} and standard deviation {list(image.std)}"
         return (
-            f"grey levels resized by {image.interpolation} interpolation, {cut}; standardised by "
+            f"images resized by {image.interpolation} interpolation, {cut}; standardised by "
             f"{moments} of values from 0 to 1"
         )
     if (time := taken.time) is not None:

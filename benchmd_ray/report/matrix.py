@@ -293,7 +293,8 @@ MARKED = (
     "few patients for a test)."
 )
 SUMMED = {
-    "gap": "Gap: in distribution minus target, mean over the targets.",
+    "gap": "Gap: in distribution minus target over the classes that both can score, mean over the "
+    "targets.",
     "rank": "Rank: among the rows with as many labels, mean over the targets, or over all datasets "
     "without one; 1 is the best.",
 }

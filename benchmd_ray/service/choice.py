@@ -28,6 +28,7 @@ from benchmd_ray.settings.definition import (
 from benchmd_ray.ssl import (
     BASELINES,
     HUB,
+    KIND,
     NAMED,
     SCRATCH,
     TECHNIQUES,
@@ -35,7 +36,13 @@ from benchmd_ray.ssl import (
     technique_named,
     with_solver,
 )
-from benchmd_ray.ssl.brought import misfit, own_encoder, technique_label
+from benchmd_ray.ssl.brought import (
+    has_card,
+    misfit,
+    own_encoder,
+    published_card,
+    technique_label,
+)
 from benchmd_ray.storage.location import Location
 
 Mode = Literal["linear", "finetune", "knn"]
@@ -153,8 +160,7 @@ def require_known(choice: Choice) -> None:
             if name not in valid:
                 raise unknown_name(kind, name, valid)
     for name in choice.techniques:
-        if name != SCRATCH:
-            technique_named(name, also=(SCRATCH,))
+        _require_technique(name)
     labels = [technique_label(name) for name in dict.fromkeys(choice.techniques)]
     if both := sorted({label for label in labels if labels.count(label) > 1}):
         raise BenchmdError(
@@ -167,6 +173,19 @@ def require_known(choice: Choice) -> None:
     if not choice.seeds:
         raise BenchmdError("no seed is chosen: name one, such as 0.")
     _require_free(choice)
+
+
+def _require_technique(name: str) -> None:
+    if name.startswith(NAMED):
+        published_card(name)
+    elif name != SCRATCH:
+        try:
+            technique_named(name, also=(SCRATCH,))
+        except BenchmdError:
+            if has_card(name):
+                valid = (*ALL_TECHNIQUES, *BASELINES)
+                raise unknown_name(KIND, name, valid, meant=NAMED + name) from None
+            raise
 
 
 def chosen_datasets(choice: Choice) -> Found:

@@ -107,6 +107,13 @@ def published_card(technique: str) -> EncoderCard:
     return encoder_cards()[technique.removeprefix(NAMED)]
 
 
+def has_card(name: str) -> bool:
+    """Whether it is the name of a published encoder, without the prefix of its technique."""
+    from benchmd_ray.models.encoder_cards import encoder_cards
+
+    return name in encoder_cards().sound
+
+
 def misfit(technique: str, signal: Signal) -> str:
     """Why signals do not fit what a technique's encoder takes; empty if they fit."""
     if technique.startswith(HUB) and not signal.is_image:

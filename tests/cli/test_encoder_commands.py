@@ -1,6 +1,7 @@
 """``benchmd encoder``: cards are listed, shown and refused, and weights are fetched."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from benchmd_ray.models.fetched import ENCODERS
 from benchmd_ray.models.networks import PUBLISHED
 from benchmd_ray.service.choice import Choice, technique_settings
 from benchmd_ray.service.plan import make_plan
+from benchmd_ray.service.probe import probe_plan
 from benchmd_ray.ssl.brought import ensure_brought, misfit, start_weights
 
 
@@ -146,6 +148,31 @@ def test_what_does_not_fit_is_skipped_with_the_reason(folder):
     assert "lacks X9" in misfit("encoder:leads", MODALITIES["ecg"].signal)
     with pytest.raises(BenchmdError, match=r"encoder:leads does not fit: .*lacks X9"):
         start_weights("encoder:leads", None, MODALITIES["ecg"].signal, settings.encoder)
+
+
+@pytest.mark.parametrize(
+    ("technique", "message"),
+    [
+        ("encoder:tiney", "unknown published encoder 'tiney'. Did you mean 'tiny'?"),
+        ("tiny", "unknown pretraining technique 'tiny'. Did you mean 'encoder:tiny'?"),
+        ("encoder:broken", "unknown key 'titel'"),
+    ],
+)
+def test_a_misspelt_encoder_is_refused_and_not_skipped(folder, technique, message):
+    write_card(folder, tiny_card())
+    write_card(folder, tiny_card(name="broken") | {"titel": "Tiny ViT"})
+    choice = Choice(techniques=("scratch", technique), modalities=("cxr",))
+    with pytest.raises(BenchmdError, match=re.escape(message)):
+        make_plan(choice, tflops=1.0)
+    with pytest.raises(BenchmdError, match=re.escape(message)):
+        probe_plan(choice, folder / "probes", skip_unfit=True)
+
+
+def test_lines_of_a_note_are_indented_below_its_first(folder):
+    write_card(folder, tiny_card(notes=["twelve words " * 12]))
+    lines = invoke("show", "tiny").output.partition("Notes\n")[2].splitlines()
+    assert lines[0].startswith("  - twelve")
+    assert lines[1].startswith("    twelve") or lines[1].startswith("    words")
 
 
 def test_settings_of_other_networks_do_not_change_a_published_one(folder):
