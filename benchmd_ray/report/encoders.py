@@ -17,9 +17,9 @@ FEATURES = {
     "class-token-and-mean": "the class token, then the mean over patches",
     "pooled": "what the network pools itself",
 }
-COLUMNS = ("name", "title", "licence", "MiB", "weights", "saw datasets")
+COLUMNS = ("name", "licence", "MiB", "weights", "saw of the datasets here")
 LONGEST, WIDTH = 20, 100
-"""Characters of a title or a licence, and of a line, in the list."""
+"""Characters of a licence, and of a line, in the list."""
 SCALES = {
     "none": "",
     "lead-range": "each lead mapped onto −1 to 1",
@@ -46,8 +46,9 @@ def listed(cards: Iterable[EncoderCard]) -> list[str]:
 def _row(card: EncoderCard) -> tuple[str, ...]:
     size = f"{card.weights.bytes / 2**20:,.0f}" if card.weights.bytes else "?"
     state = "here" if weights_here(card) else "terms" if card.terms else "-"
-    title, licence = _cut(card.title), _cut(re.split("[;,]", card.licence)[0])
-    return card.name, title, licence, size, state, ", ".join(card.pretrained_on) or "-"
+    licence = _cut(re.split("[;,]", card.licence)[0])
+    datasets = [*card.pretrained_on, *(["others that are not listed"] if card.unlisted else [])]
+    return card.name, licence, size, state, ", ".join(datasets) or "-"
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -135,12 +136,11 @@ def _input(taken: Input) -> str:
         return "; ".join(filter(None, parts))
     volume = taken.volume
     assert volume is not None
-    low_high = f"{volume.window[0]:g} to {volume.window[1]:g} mapped onto 0 to 1"
     parts = [
         f"volumes in {volume.unit}" if volume.unit else "volumes",
         f"resized to {' × '.join(map(str, volume.size))} voxels" if volume.size else "",
         f"enlarged to {volume.least} voxels along each axis" if volume.least > 1 else "",
-        low_high if volume.window else "",
+        "{:g} to {:g} mapped onto 0 to 1".format(*volume.window) if volume.window else "",
         SCALES[volume.scale],
     ]
     return "; ".join(filter(None, parts))

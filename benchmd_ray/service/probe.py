@@ -141,7 +141,7 @@ def _misfit(choice: Choice, technique: str, source: PlannedDataset) -> str:
         return "its labels are masks, for which frozen features are not available"
     settings, reason = technique_settings(choice, source.kind, technique)
     if reason is not None:
-        return f"{reason}, and its signal is {source.kind.signal.name}"
+        return reason
     try:
         require_fitting(source.kind.signal, settings.encoder)
     except BenchmdError as error:
