@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -282,6 +284,32 @@ def test_streaming_and_resident_give_the_same_table_and_so_does_a_second_time(
     ]
     assert tables[0].equals(tables[1])
     assert tables[0].equals(tables[2])
+
+
+class OneRun:
+    """An analysis of one run with these rows."""
+
+    resamples = 5
+    runs = (SimpleNamespace(folder=Path("run")),)
+
+    def __init__(self, rows):
+        self.rows = rows
+
+
+def test_tables_mark_rows_whose_pretraining_saw_the_records(monkeypatch):
+    predictions = drawn(np.random.default_rng(0), patients=30)
+    (split,) = measured(predictions, 5)
+    monkeypatch.setattr(reports, "read_predictions", lambda path, form: predictions)
+    key = dict.fromkeys(reports.KEY, "ecg") | {"dataset": "ptb-xl", "split": split.split}
+    key |= {"policy": "clean", "setting": "linear", "role": "target"}
+    seen = "its pretraining saw this dataset's recordings"
+    row = {**key, "technique": "HuBERT-ECG", "evaluation": ROBUSTNESS.name, "contamination": seen}
+    analysis = OneRun(pd.DataFrame([{**row, "seed": 0, "run": "run"}]))
+    assert set(reports.by_fault(analysis)["contamination"]) == {seen}
+    assert list(reports.summary(analysis)["contamination"]) == [seen]
+    table = reports.table(analysis)
+    assert any("HuBERT-ECG†" in column.values for column in table.columns)
+    assert "† Its pretraining saw this dataset's recordings: HuBERT-ECG on ptb-xl." in table.caption
 
 
 @pytest.mark.slow

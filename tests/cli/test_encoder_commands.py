@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_skipped_with_the_reason(folder):
     [
         ("encoder:tiney", "unknown published encoder 'tiney'. Did you mean 'tiny'?"),
         ("tiny", "unknown pretraining technique 'tiny'. Did you mean 'encoder:tiny'?"),
-        ("encoder:broken", "unknown key 'titel'"),
+        ("encoder:broken", "'titel'. Did you mean 'title'?"),
     ],
 )
 def test_a_misspelt_encoder_is_refused_and_not_skipped(folder, technique, message):

@@ -26,6 +26,7 @@ from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.canvas import TechniqueLook
 from benchmd_ray.report.columns import column_of, columns_of, interval_of, keyed_table, part, sizes
+from benchmd_ray.report.contamination import together
 from benchmd_ray.report.figures_panels import (
     COLUMNS,
     LABEL_WORDS,
@@ -66,6 +67,13 @@ class Robustness:
 
     key: dict[str, str]
     seeds: dict[int, SplitRobustness] = field(default_factory=dict)
+    seen: dict[int, str] = field(default_factory=dict)
+    """What of the scored records the pretraining of each seed saw; see `report.contamination`."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Its key and contamination."""
+        return {**self.key, "contamination": together(self.seen.values())}
 
     @property
     def first(self) -> SplitRobustness:
@@ -116,6 +124,7 @@ def results(analysis: Analysis) -> list[Robustness]:
     """What was scored of an analysis's runs under faults, seeds together."""
     rows = analysis.rows[analysis.rows["evaluation"] == ROBUSTNESS.name]
     folders = {run.folder.name: run.folder for run in analysis.runs}
+    seen = rows.groupby(["run", "dataset", "split"])["contamination"].agg(together)
     names = [name for name in KEY if name != "split"]
     results: dict[tuple[str, ...], Robustness] = {}
     for values in rows[[*names, "seed", "run"]].drop_duplicates().itertuples(index=False):
@@ -130,7 +139,9 @@ def results(analysis: Analysis) -> list[Robustness]:
         for split in measured(predictions, analysis.resamples):
             place = (*map(str, key), catalog, split.split)
             new = Robustness({name: {**columns, "split": split.split}[name] for name in KEY})
-            results.setdefault(place, new).seeds[int(seed)] = split
+            result = results.setdefault(place, new)
+            result.seeds[int(seed)] = split
+            result.seen[int(seed)] = seen.get((run, columns["dataset"], split.split), "")
     return list(results.values())
 
 
@@ -153,7 +164,7 @@ def _summary(result: Robustness) -> dict[str, Any]:
     above = cells["clean_low"] > CHANCE
     relative = (cells["faulty"] - CHANCE) / (cells["clean"] - CHANCE) if above else np.nan
     return {
-        **result.key,
+        **result.columns,
         **cells,
         **result.drop(faulty),
         "relative": relative,
@@ -186,7 +197,7 @@ def by_fault(analysis: Analysis) -> pd.DataFrame:
             conditions = result.mean([key])
             rows.append(
                 {
-                    **result.key,
+                    **result.columns,
                     "fault": key[0],
                     "severity": key[1],
                     "control": condition.control,
