@@ -143,12 +143,14 @@ def _encodings(left: list[Encoding]) -> list[str]:
 def _report(folders: list[Path], out: Path) -> None:
     from benchmd_ray.report.analysis import analyse_stores
     from benchmd_ray.report.formats import aligned
-    from benchmd_ray.report.probes import probe_table, write_probes
+    from benchmd_ray.report.probes import probe_legend, probe_table, write_probes
 
     if not folders:
         return
     analysis = analyse_stores(folders, resamples=1000, curves=False)
     for line in aligned(probe_table(analysis)):
         echo(line)
+    if meaning := probe_legend(analysis):
+        echo(meaning)
     for path in write_probes(analysis, out):
         echo(f"written: {path}")

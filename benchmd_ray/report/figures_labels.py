@@ -186,7 +186,7 @@ def _finding(scores: pd.DataFrame, labels: Mapping[str, Tick]) -> str:
     if not curves:
         return f"AUROC {span}: no curve has intervals of {TEST_PATIENTS} patients at both ends"
     if not up + down:
-        which = "of the curve" if curves == 1 else f"of all {curves} curves"
+        which = "of the curve" if curves == 1 else f"of each of the {curves} curves"
         return f"AUROC {span}: the intervals at both ends {which} overlap"
     fell = f", lower in {down}" if down else ""
     left = curves - up - down

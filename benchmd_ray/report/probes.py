@@ -20,6 +20,8 @@ from benchmd_ray.report.canvas import (
     technique_looks,
     write_listed,
 )
+from benchmd_ray.report.contamination import legend, marked, together
+from benchmd_ray.report.figures_contamination import with_marks
 from benchmd_ray.report.figures_labels import draw_probes
 from benchmd_ray.report.figures_parts import (
     FigureContext,
@@ -36,7 +38,10 @@ from benchmd_ray.report.protocols import APART
 HEADINGS = {"linear": "linear", "knn": "k-NN"}
 COLOURS = (BLACK, *(colour for colour in OKABE_ITO if colour != YELLOW))
 """Of the curves, in the order of names: colours that colour-blind people can tell apart."""
-COLUMNS = ["source", "dataset", "split", "technique", "setting", "seeds", "value", "low", "high"]
+COLUMNS = [
+    *("source", "dataset", "split", "technique", "setting", "seeds", "value", "low", "high"),
+    "contamination",
+]
 
 
 def probe_scores(analysis: Analysis) -> pd.DataFrame:
@@ -50,7 +55,7 @@ def probe_scores(analysis: Analysis) -> pd.DataFrame:
 
 
 def probe_table(analysis: Analysis) -> pd.DataFrame:
-    """AUROC with all labels by encoder and dataset, as text."""
+    """AUROC with all labels by encoder and dataset, as text; contaminated rows are marked."""
     scores, rows = probe_scores(analysis), []
     keys = ["source", "dataset", "split", "technique"]
     for key, part in scores.groupby(keys, sort=False):
@@ -61,8 +66,15 @@ def probe_table(analysis: Analysis) -> pd.DataFrame:
             title: _cell(cells[setting]) if setting in cells else "–"
             for setting, title in HEADINGS.items()
         }
-        rows.append({"catalog": f"{where} ({split})", "encoder": technique, **values})
+        (encoder,) = marked([technique], [together(part["contamination"])])
+        rows.append({"catalog": f"{where} ({split})", "encoder": encoder, **values})
     return pd.DataFrame(rows)
+
+
+def probe_legend(analysis: Analysis) -> str:
+    """What the marks of the table mean; empty without any."""
+    scores = probe_scores(analysis)
+    return legend(scores[scores["setting"].isin(HEADINGS)]) if len(scores) else ""
 
 
 def _cell(row: Mapping[Any, Any]) -> str:
@@ -75,9 +87,10 @@ def _cell(row: Mapping[Any, Any]) -> str:
 def write_probes(analysis: Analysis, out: Path) -> list[Path]:
     """Write ``probes.csv``, ``probes.md`` and the figure ``probes``."""
     table, scores = probe_table(analysis), probe_scores(analysis)
+    meaning = probe_legend(analysis)
     contents: dict[str, Callable[[], str]] = {
         "probes.csv": lambda: csv_text(scores),
-        "probes.md": lambda: markdown(table) + "\n",
+        "probes.md": lambda: "\n\n".join(filter(None, (markdown(table), meaning))) + "\n",
     }
     for name, content in contents.items():
         with replacing(out / name) as partial:
@@ -90,7 +103,8 @@ def write_probes(analysis: Analysis, out: Path) -> list[Path]:
     report = FigureContext(analysis, looks, chosen, analysis.resamples)
     with styled():
         drawn = draw_probes(report)
-        figures = [(drawn.name, drawn.figure)] if isinstance(drawn, Titled) else []
+        titled = [with_marks(drawn, analysis.scores)] if isinstance(drawn, Titled) else []
+        figures = [(one.name, one.figure) for one in titled]
         write_listed(figures, out, lambda done: None)
     written = [out / name for name in contents]
     return [*written, *(out / f"{name}.png" for name, _ in figures)]

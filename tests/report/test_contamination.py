@@ -24,6 +24,7 @@ from benchmd_ray.report.frames import FRAMES, UNKNOWN
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.page import page
 from benchmd_ray.report.page_findings import findings
+from benchmd_ray.report.probes import probe_table, write_probes
 from benchmd_ray.report.report_figures import draw
 from benchmd_ray.report.write import write_tables
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
@@ -195,6 +196,18 @@ def test_tables_mark_the_row_on_its_dataset_only(analysis, tmp_path):
     matrix = (tmp_path / "main.md").read_text().splitlines()
     assert sum(line.count("†") for line in matrix if line.startswith("|")) == 1
     assert "$\\dagger$" in (tmp_path / "main.tex").read_text()
+
+
+def test_probes_mark_the_row_on_its_dataset_only(analysis, tmp_path):
+    table = probe_table(analysis)
+    georgia = table["catalog"].str.contains("georgia")
+    named = table["encoder"].str.startswith("hf ecg-net")
+    assert (table["encoder"].str.endswith("†") == (georgia & named)).all()
+    assert (georgia & named).sum() == 1
+    write_probes(analysis, tmp_path)
+    meaning = "† Its pretraining saw this dataset's recordings: hf ecg-net on georgia."
+    assert (tmp_path / "probes.md").read_text().splitlines()[-1] == meaning
+    assert SAW in (tmp_path / "probes.csv").read_text()
 
 
 def test_comparisons_name_their_contaminated_side(analysis):

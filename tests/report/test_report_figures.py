@@ -700,7 +700,7 @@ def test_no_title_claims_a_difference_where_no_test_shows_one(images):
         assert not CLAIMS.search(title), title
     told = " ".join(found)
     assert len(re.findall(r"none of \d+ is shown, largest", told)) == 2
-    assert "AUROC from 8 to all labels per class: the intervals at both ends of all" in told
+    assert "AUROC from 8 to all labels per class: the intervals at both ends of each" in told
     assert "none of 111 pairs is shown to differ" in told  # 66 of all labels, 3 times 15
     assert "no difference between groups is shown by age, sex and device" in told
 
