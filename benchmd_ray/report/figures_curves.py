@@ -295,7 +295,7 @@ def _areas(scores: pd.DataFrame, classes: Sequence[str]) -> str:
     rows = scores[scores["class"].isin(list(classes))].dropna(subset=["value"])
     if rows.empty:
         return "no area under a curve is known"
-    rows = rows[rows["caution"] == ""]
+    every, rows = rows, rows[rows["caution"] == ""]
     if rows.empty:
         return f"no class has {ROUGH_IN_CLASS} patients on both sides"
     ends = []
@@ -303,7 +303,12 @@ def _areas(scores: pd.DataFrame, classes: Sequence[str]) -> str:
         row = rows.loc[rows["value"].agg(end)]
         number = spanned(row["value"], row["low"], row["high"])
         ends.append(f"{number} ({row['class']}, {row['technique']})")
-    return f"areas under the curves from {ends[0]} to {ends[1]}"
+    of = (
+        f", of classes with {ROUGH_IN_CLASS} patients on both sides,"
+        if len(rows) < len(every)
+        else ""
+    )
+    return f"areas under the curves{of} from {ends[0]} to {ends[1]}"
 
 
 def _errors(errors: pd.DataFrame) -> str:

@@ -337,10 +337,10 @@ def _ranking(ranking: pd.DataFrame) -> list[str]:
         f"Ranking stability under the patient bootstrap: median Kendall's τ {median}{spread}; 1 is "
         "always the same order."
     )
-    if ranking["high"].notna().any():
+    if tested := len(ranking.dropna(subset="high").drop_duplicates(list(PLACE))):
         line += (
             " One row was significantly ahead of all others in "
-            f"{(ranking['high'] == 1).sum()} of {count_of(len(taus), 'comparison')}."
+            f"{(ranking['high'] == 1).sum()} of {count_of(tested, 'comparison')}."
         )
     return [line]
 

@@ -21,7 +21,7 @@ from benchmd_ray.report.document import FIRST, document, html
 from benchmd_ray.report.figures_parts import Skipped, Titled
 from benchmd_ray.report.frames import FRAMES, PLACE, frame, with_mode
 from benchmd_ray.report.page import page, write_page
-from benchmd_ray.report.page_findings import facts, findings, judged
+from benchmd_ray.report.page_findings import _ranking, facts, findings, judged
 from benchmd_ray.report.table import Column, Table, constant, shown, text_of
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import ALIKE, caution
@@ -587,3 +587,11 @@ def test_templates_escape_whatever_is_not_markup_and_drop_the_folders_of_paths()
     assert "<img" not in written
     assert "mae-1" in written
     assert "ada" not in written
+
+
+def test_rows_ahead_are_counted_of_the_comparisons_that_were_tested():
+    first = dict.fromkeys(PLACE, "x") | {"tau": float("nan"), "high": 1.0}
+    second = {**first, "dataset": "y", "tau": 1.0}
+    rows = [first, {**first, "high": 2.0}, second, {**second, "high": 2.0}]
+    (line,) = _ranking(pd.DataFrame(rows))
+    assert line.endswith("ahead of all others in 2 of 2 comparisons.")

@@ -564,7 +564,7 @@ def test_title_of_roc_names_no_class_of_few_patients(small):
         .mask(few, "rough interval: 9 patients on the rarer side"),
     )
     title = only(draw_main_curves, replace(small, scores=scores))["roc-eeg-shhs-isruc-test"].title
-    assert "areas under the curves" in title
+    assert "areas under the curves, of classes with 10 patients on both sides, from" in title
     assert "(n1," not in title
     assert "(n2," not in title
     none = replace(small, scores=scores.assign(caution="no interval: 8 patients"))
