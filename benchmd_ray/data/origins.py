@@ -17,6 +17,8 @@ from benchmd_ray.schema.plain_yaml import read_yaml_file
 from benchmd_ray.schema.typed import typed
 
 FOLDER = "origins"
+ONE_KEY = frozenset({"nih-cxr-ap", "nih-cxr-pa"})
+"""Datasets of one origin whose patients have the same hashes; others' cannot be compared."""
 _SIZE_AND_FILE = re.compile(r"(-[0-9]+)?(-unofficial|-v2)?$")
 
 
@@ -30,6 +32,11 @@ def of_one_origin(first: str, second: str) -> bool:
     """Whether two datasets have records of one origin."""
     pair = {family(first), family(second)}
     return len(pair) == 1 or any(pair <= group for group in _groups(card_folders()))
+
+
+def are_comparable(first: str, second: str) -> bool:
+    """Whether equal hashes of two datasets are one patient, and other hashes other patients."""
+    return first == second or {first, second} <= ONE_KEY
 
 
 def named() -> frozenset[str]:

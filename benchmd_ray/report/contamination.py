@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.data.origins import family, is_named, of_one_origin
+from benchmd_ray.data.origins import are_comparable, family, is_named, of_one_origin
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.frames import KERNELS, MARK, SCRATCH, UNKNOWN
 from benchmd_ray.report.protocols import pretraining_of
@@ -87,6 +87,8 @@ def _of_records(
         name, catalog = str(entry["dataset"]), str(entry["catalog"])
         if catalog in seen:
             shared |= patients & seen[catalog]
+            if not are_comparable(name, scored["dataset"]):  # other keys of the hashes
+                names.append(name)
         elif catalog != scored["catalog"] or entry.get("policy") != "clean":
             names.append(name)  # of this catalog's training split no patient is scored if clean
     if shared:

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from benchmd_ray._version import __version__
 from benchmd_ray.cluster.hardware import hardware
 from benchmd_ray.data.batches import Rows, Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog
@@ -26,7 +25,7 @@ from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.extensions.parts import versions_of
+from benchmd_ray.extensions.parts import package_versions, versions_of
 from benchmd_ray.files.arrays import mapped
 from benchmd_ray.files.atomic import digest, locked, replacing, sha256
 from benchmd_ray.files.cache import keep_within_limit, used
@@ -110,7 +109,7 @@ def feature_store(
             ("normalisation", "linear evaluation", network_part(settings.encoder.network))
         ),
         "hardware": asdict(hardware(device)),
-        "versions": {"benchmd_ray": __version__, "torch": torch.__version__},
+        "versions": package_versions(),  # published networks are those of installed libraries
     }
     return FeatureStore(folder, about, int(encoder.width))  # type: ignore[arg-type]
 

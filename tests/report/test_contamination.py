@@ -162,6 +162,26 @@ def test_without_recorded_patients_the_split_of_the_catalog_decides(tmp_path, po
     assert texts(analyse([run], resamples=20))["MAE", "ptb-xl"] == expected
 
 
+@pytest.mark.parametrize(
+    ("source", "dataset", "expected"),
+    [
+        ("nih-cxr-ap", "chestmnist", f"{SAW} nih-cxr-ap, whose images have this dataset's origin"),
+        ("breastmnist", "breastmnist-64", f"{SAW} this dataset's images"),
+        ("nih-cxr-ap", "nih-cxr-pa", ""),  # hashed alike: their patients were compared
+        ("nih-cxr-ap", "nih-cxr-ap", ""),
+        ("nih-cxr-ap", "vindr-cxr", ""),
+    ],
+)
+def test_patients_hashed_with_another_key_are_judged_by_origin(tmp_path, source, dataset, expected):
+    upstream = make_pretraining(tmp_path, "mae", modality="cxr", source=source)
+    seen = {"patients": {"c": ["a patient"]}}
+    write_hashed_json(upstream.folder / "seen.json", seen, of=upstream.folder)
+    entry = {"dataset": source, "policy": "clean", "catalog": "c"}
+    about = {"modality": "cxr", "source": source, "pretrained_on": [entry]}
+    run = make_transfer(tmp_path, "mae", upstream=upstream, **about)
+    assert contamination(run, {"dataset": dataset, "catalog": "d"}, {"another"}) == expected
+
+
 @pytest.fixture
 def analysis(tmp_path):
     """A contaminated row, one of an encoder of which nothing is known, and one from scratch."""

@@ -149,6 +149,18 @@ def test_other_hardware_gives_other_files(source, make_settings, tmp_path, monke
     assert len(list(tmp_path.glob("*.npy"))) == 2
 
 
+def test_another_version_of_a_library_of_networks_gives_other_files(
+    source, make_settings, tmp_path, monkeypatch
+):
+    torch.manual_seed(0)
+    encoder, settings = Encoder(source.signal, ENCODERS["tiny"]), make_settings()
+    for version in ("4.50", "4.50", "5.0"):
+        monkeypatch.setattr(features, "package_versions", lambda v=version: {"transformers": v})
+        store = feature_store(tmp_path, encoder, settings, source, CPU)
+        store.features("train", np.arange(3), lambda: np.ones((3, 32), np.float32), False)
+    assert len(list(tmp_path.glob("*.npy"))) == 2
+
+
 def test_the_order_of_rows_matters_and_split_and_feed(tmp_path):
     store, number = FeatureStore(tmp_path, {"weights": "w"}, 2), iter(range(9))
 
