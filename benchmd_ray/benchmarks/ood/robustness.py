@@ -199,7 +199,7 @@ def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
     """Score rows: AUROC and calibration error of each condition, and their means over faults."""
     rows = []
     for split in measured(predictions, resamples):
-        cells = [(CLEAN if n == CLEAN else n, s, c) for (n, s), c in split.conditions.items()]
+        cells = [(*key, condition) for key, condition in split.conditions.items()]
         if split.faults:
             cells.append((MEAN, 0, split.faulty))
         for name, severity, condition in cells:
