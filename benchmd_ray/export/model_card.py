@@ -24,6 +24,7 @@ from benchmd_ray.export.model_facts import (
 )
 from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.modality.signals import GROUPS, Signal
+from benchmd_ray.models.networks import taken_signal
 from benchmd_ray.report.formats import markdown
 from benchmd_ray.report.table import text_of
 from benchmd_ray.runs.files import predictions_of
@@ -86,7 +87,8 @@ def model_card(
     source = {about["source"]: str(about["provenance"])} if "+" not in about["source"] else {}
     source |= {name: of for name, of in _pretrained_on(run).items() if name not in source}
     datasets = source | {k: v for k, v in provenances(run).items() if k not in source}
-    signal, segments = run.modality.signal, run.modality.task.segments
+    signal = taken_signal(run.modality.signal, run.settings.encoder)
+    segments = run.modality.task.segments
     sections = {
         "Input": input_section(signal, takes_sizes=takes_sizes, segments=segments),
         "Output": _output(run, output, width),
@@ -292,7 +294,7 @@ NORMALISATIONS = {
     "window": "a window is mapped to [0, 1], values outside are clipped",
     "source-statistics": "mean and standard deviation of the training split, per channel",
     "source-mean": "mean of the training split is subtracted, then divided by a fixed extent",
-    "none": "none",
+    "none": "the network takes signals in their unit",
 }
 GREY_LEVELS = (
     "Files are read as the catalog's reader does: upright by their EXIF orientation, transparency "

@@ -115,7 +115,10 @@ def fetch(card: EncoderCard) -> Path:
 
 
 def take(card: EncoderCard, file: Path) -> Path:
-    """Copy a file of weights that the user has downloaded; its hash has to be the card's."""
+    """Copy a file of weights that the user has downloaded.
+
+    Its hash has to be the card's; where the card has none, it has to be readable as tensors.
+    """
     if not file.is_file():
         raise BenchmdError(f"there is no file {file}: expected {card.weights.file}.")
     if file.suffix != Path(card.weights.file).suffix:
@@ -123,6 +126,8 @@ def take(card: EncoderCard, file: Path) -> Path:
             f"{file} ends in {file.suffix or 'nothing'}, and the weights of {card.title} are "
             f"{card.weights.file}: name that file, from {card.weights.address}."
         )
+    if not card.weights.sha256:
+        read_tensors(file, card)
     path = _place(card)
     with replacing(path) as partial:
         shutil.copyfile(file, partial)

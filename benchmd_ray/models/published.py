@@ -191,6 +191,8 @@ def _named(tensors: dict[str, torch.Tensor], names: TensorNames) -> dict[str, to
             if short.startswith(old):
                 short = new + short.removeprefix(old)
                 break
+        if short in result:
+            raise BenchmdError(f"two tensors are called {shown(short)} by the card's names.")
         result[short] = value
     return result
 

@@ -198,7 +198,10 @@ def with_contamination(descriptions: pd.DataFrame, rows: pd.DataFrame) -> pd.Dat
         text = f"{dataset}: {text}" if is_marked(text) else text
         texts.setdefault((*map(str, place),), []).append(text)
     whole = [
-        together(texts.get(row[:-1], ())) or (NONE if row[:-1] in texts and row[-1] else "")
-        for row in descriptions[[*key, "pretrained_on"]].itertuples(index=False, name=None)
+        together(texts.get(row[:4], ()))
+        or (("" if row[5] else NONE) if row[:4] in texts and row[4] else "")
+        for row in descriptions[[*key, "pretrained_on", "published"]].itertuples(
+            index=False, name=None
+        )
     ]
     return descriptions.assign(contamination=pd.Series(whole, descriptions.index, dtype="str"))

@@ -127,7 +127,9 @@ def _input(taken: Input) -> str:
     if (time := taken.time) is not None:
         parts = [
             f"leads {', '.join(time.channels)} at {time.rate:g} Hz",
-            f"band {time.band[0]:g} to {time.band[1]:g} Hz" if time.band else "",
+            f"band {time.band[0]:g} to {time.band[1]:g} Hz by {time.taps} taps"
+            if time.band
+            else "",
             SCALES[time.scale],
             f"the first {time.samples:,} samples",
             "one lead after the other in one row" if time.layout == "flat" else "",

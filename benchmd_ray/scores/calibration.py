@@ -5,7 +5,8 @@ squared difference between the share of positives and the mean probability. Its 
 too high by the variance of each difference. Here the square is a mean over pairs of rows of
 different patients, which has no such bias: with one row a patient, the debiased estimator of Kumar,
 Liang & Ma 2019 (https://arxiv.org/abs/1909.10155), of the probabilities in bins as they are. Bins
-are those of the expected calibration error (`sums.BINS`, equal width).
+are those of the expected calibration error (`sums.BINS`, equal width); one with rows of a single
+patient is left out.
 """
 
 from __future__ import annotations
@@ -79,5 +80,7 @@ def _sums(
 def _mean_error(gap: Floats, gap_squares: Floats, rows: Floats, row_squares: Floats) -> Floats:
     """Error (…) from totals (…, classes, bins) of patients' sums and of their squares."""
     pairs = np.maximum(rows**2 - row_squares, 0)
-    squares = np.nan_to_num(ratio(gap**2 - gap_squares, np.where(pairs > 0.5, pairs, 0)))
-    return mean_over_classes(ratio((rows * squares).sum(axis=-1), rows.sum(axis=-1)))
+    is_paired = pairs > 0.5  # no error can be told from the rows of one patient
+    squares = np.nan_to_num(ratio(gap**2 - gap_squares, np.where(is_paired, pairs, 0)))
+    weights = np.where(is_paired, rows, 0)
+    return mean_over_classes(ratio((weights * squares).sum(axis=-1), weights.sum(axis=-1)))

@@ -16,7 +16,7 @@ def by_pairs(targets, scores, groups):
         known = target >= 0
         y, s, g = target[known], score[known], groups[known]
         place = np.minimum((s * BINS).astype(int), BINS - 1)
-        total = 0.0
+        total, rows = 0.0, 0
         for b in set(place):
             gap, who = (y - s)[place == b], g[place == b]
             products = [
@@ -25,8 +25,9 @@ def by_pairs(targets, scores, groups):
                 for j in range(len(gap))
                 if who[i] != who[j]
             ]
-            total += len(gap) * np.mean(products) if products else 0.0
-        errors.append(total / known.sum())
+            if products:  # a bin of one patient says nothing
+                total, rows = total + len(gap) * np.mean(products), rows + len(gap)
+        errors.append(total / rows)
     return np.mean(errors)
 
 
