@@ -154,6 +154,12 @@ def test_of_a_pretraining_that_saw_no_scored_patient_the_description_says_so(tmp
     assert not any("†" in note for note in analysis.notes)
 
 
+def test_of_a_published_encoder_no_patients_are_said_to_have_been_compared(tmp_path):
+    analysis = analyse([foreign(tmp_path, "mimic-cxr")], resamples=20)
+    assert set(texts(analysis).values()) == {""}
+    assert set(analysis.descriptions["contamination"]) == {""}
+
+
 @pytest.mark.parametrize(
     ("policy", "expected"), [("clean", ""), ("released", f"{SAW} this dataset's recordings")]
 )
