@@ -50,6 +50,7 @@ TITLES = {
     "monai-unetr": "UNETR",
     "monai-swinunetr": "Swin UNETR",
     RANDOM_KERNELS: "random kernels",
+    PUBLISHED: "of its card",
     **{
         f"resnet{layers}{suffix}": f"ResNet-{layers}{title}"
         for layers in (18, 50)

@@ -367,7 +367,9 @@ def _said(members: Sequence[_Named], every: Sequence[_Named]) -> str:
     for setting, named in {_setting(named): named for named in members}.items():
         flats = [other.encoder | other.rest for other in every if _setting(other) == setting]
         parts = []
-        for key, value in sorted((named.encoder | named.rest).items()):
+        has_own = str(named.run.description["technique"]).startswith(NAMED)
+        chosen = {} if has_own else named.encoder  # otherwise the card says it
+        for key, value in sorted((chosen | named.rest).items()):
             counts = Counter(flat[key] for flat in flats if key in flat)
             usual = [text for text, n in counts.items() if n == max(counts.values())]
             if usual != [value]:
