@@ -1,7 +1,7 @@
 """Networks of published encoders, described by their cards (`models.encoder_cards`).
 
-A network is one of transformers, of MONAI, or one of this package, made from numbers and short
-words: neither a card nor a file of weights can name code.
+A network is one of transformers or of MONAI, made from numbers and short words: neither a card nor
+a file of weights can name code.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def load_published(
     encoder: PublishedEncoder, tensors: dict[str, torch.Tensor], names: TensorNames, path: Path
 ) -> None:
     """Load all weights, which must fit, be finite and give repeatable features."""
-    tensors = _named(tensors, names)
+    tensors = _named(tensors, names, path)
     if names.timm:
         tensors = from_timm(tensors)
     if encoder.description.network.library == "transformers":
@@ -179,7 +179,9 @@ def load_published(
     require_repeatable(encoder, encoder.signal, path)
 
 
-def _named(tensors: dict[str, torch.Tensor], names: TensorNames) -> dict[str, torch.Tensor]:
+def _named(
+    tensors: dict[str, torch.Tensor], names: TensorNames, path: Path
+) -> dict[str, torch.Tensor]:
     result = {}
     for name, value in tensors.items():
         if not name.startswith(names.prefix):
@@ -192,7 +194,10 @@ def _named(tensors: dict[str, torch.Tensor], names: TensorNames) -> dict[str, to
                 short = new + short.removeprefix(old)
                 break
         if short in result:
-            raise BenchmdError(f"two tensors are called {shown(short)} by the card's names.")
+            raise BenchmdError(
+                f"two tensors of {path} become {shown(short)} by weights.names of the encoder's "
+                "card: expected one of each. Correct prefix and renamed there."
+            )
         result[short] = value
     return result
 

@@ -6,7 +6,7 @@ too high by the variance of each difference. Here the square is a mean over pair
 different patients, which has no such bias: with one row a patient, the debiased estimator of Kumar,
 Liang & Ma 2019 (https://arxiv.org/abs/1909.10155), of the probabilities in bins as they are. Bins
 are those of the expected calibration error (`sums.BINS`, equal width); one with rows of a single
-patient is left out.
+patient has no weight.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import pickle
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -435,6 +436,15 @@ def test_weights_that_do_not_fit_are_refused(name, tensor, change, fault, tmp_pa
     encoder = encoder_of(card, image_signal() if card.input.image else volume_signal())
     with pytest.raises(BenchmdError, match=fault):
         load_published(encoder, tensors, card.weights.names, path)
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path):
+    card = small(CARDS["phikon"])
+    _, path = published(card, tmp_path)
+    tensors = read_tensors(path, card)
+    names = replace(card.weights.names, renamed={"encoder.layer.1.": "encoder.layer.0."})
+    with pytest.raises(BenchmdError, match=r"two tensors of .* become .*weights\.names"):
+        load_published(encoder_of(card, image_signal()), tensors, names, path)
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol", "ignore:'torch.load' received")

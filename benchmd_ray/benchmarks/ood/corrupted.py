@@ -14,6 +14,7 @@ from benchmd_ray.benchmarks.ood.conform import recorded
 from benchmd_ray.benchmarks.ood.faults import Fault, faults_of, made
 from benchmd_ray.benchmarks.ood.observe import SEED
 from benchmd_ray.benchmarks.ood.robustness import CLEAN, COLUMNS
+from benchmd_ray.console.progress import progress
 from benchmd_ray.data.batches import Batch
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import read_columns, whole_split_feed
@@ -74,15 +75,21 @@ def _of_split(asked: Asked, about: dict[str, Any], split: str) -> pa.Table:
     names = table["record_id"].to_pylist()
     versions = _Versions(catalog, split, names, normalise, conditions)
 
+    display, done = progress(f"faults of {catalog.dataset}, {split}", len(table), "records"), 0
+
     def scored(batch: Batch) -> torch.Tensor:
         """(batch, conditions, classes + 1): logits, and whether the record was altered."""
+        nonlocal done
         outputs = [
             torch.cat((forward(signals).float(), altered[:, None]), dim=1)
             for signals, altered in versions.of(batch)
         ]
+        done = min(done + len(batch.rows), len(table))
+        display.update(done)
         return torch.stack(outputs, dim=1)
 
     outputs = gathered(scored, feed, evaluation_batch(model.encoder))
+    display.close()
     blocks = [
         _block(table, condition, outputs[:, place, :-1], outputs[:, place, -1] > 0, catalog)
         for place, condition in enumerate(conditions)
