@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from benchmd_ray.errors import first_line
+from benchmd_ray.errors import first_line, shown
 from benchmd_ray.files.integrity import OF, Damaged, name_of, require_of
 from benchmd_ray.storage.location import Location
+from benchmd_ray.tuning.families import FAMILY, Family, by_name
 from benchmd_ray.tuning.journal import FAULTS, REMEDY, journal_at
-from benchmd_ray.tuning.known import (
+from benchmd_ray.tuning.trials import (
     CRASHES,
     CURVE,
     EVALUATIONS,
@@ -32,43 +33,42 @@ from benchmd_ray.tuning.known import (
     REASON,
     SECONDS,
     STARTED,
-    Over,
     Trial,
-    evaluations_of,
-    known_trial,
-    noted_fault,
-    noted_over,
+    journal_fault,
+    missing,
+    trial_of,
 )
-from benchmd_ray.tuning.method import Direction, Method
-from benchmd_ray.tuning.spaces import Space
+
+EXPLORED = "explored"
+"""Attribute of a study whose exploring has ended."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Evaluations of a trial to run."""
+    """One evaluation of a trial."""
 
     number: int
+    evaluation: int
+    family: str
     values: dict[str, Any]
     """Chosen values by setting; conditional ones only where active."""
-    evaluations: tuple[int, ...]
     seconds: float = 0.0
-    resumed: bool = True
-    """Whether a process has started them before."""
+    """Seconds of work on it in earlier processes."""
 
 
 class TrialLog:
     """The trials of one search, with one writing process at a time."""
 
-    def __init__(self, path: Location, space: Space, method: Method, devices: float = 1.0) -> None:
+    def __init__(self, path: Location, families: Sequence[Family], devices: float = 1.0) -> None:
         """Open or create the journal, in the search's folder or below its address.
 
         ``devices``: GPUs, or CPUs, of a trial in this session.
 
         Raises:
-            Damaged: The journal is damaged, of another search, or has values outside the space.
+            Damaged: The journal is damaged, of another search, or has values outside the spaces.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.space, self.method, self.devices = space, method, devices
+        self.families, self.devices = by_name(families), devices
         self.whole: set[int] = set()
         """Trials that ran out of memory on a share of a GPU: they get a whole one."""
         of = Path(str(path)).parent
@@ -80,7 +80,7 @@ class TrialLog:
                 self._study = optuna.create_study(
                     storage=JournalStorage(backend),
                     study_name="search",
-                    directions=self.directions,
+                    direction="maximize",
                     load_if_exists=True,
                 )
                 if self._study.trials:
@@ -88,100 +88,106 @@ class TrialLog:
                 else:
                     self._study.set_user_attr(OF, name_of(of))
                 for trial in self._frozen:
-                    if fault := noted_fault(trial, self.space):
+                    if fault := journal_fault(trial, self.families):
                         raise Damaged(path, f"trial {trial.number} has {fault}", REMEDY)
                 self.trials()
-                self._over()
+                self.explored_within()
             except FAULTS as error:
                 why = f"{type(error).__name__}: {first_line(error)}"
                 raise Damaged(path, why, REMEDY) from error
 
     @property
-    def directions(self) -> list[Direction]:
-        """Directions of the objectives: score, and device hours if they count."""
-        return ["maximize", "minimize"] if self.method.cost else ["maximize"]
-
-    @property
     def _frozen(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
-
-    def _over(self) -> Over | None:
-        return noted_over(self._study.user_attrs, self.begun)
 
     def trials(self) -> list[Trial]:
         """All trials in order of creation."""
         trials = self._frozen
-        start = trials[0] if trials else None
-        return [known_trial(trial, start, self.method) for trial in trials]
+        return [trial_of(trial, trials[0]) for trial in trials]
 
     def unfinished(self) -> list[Job]:
         """Evaluations that were started and not finished, in the order of trials."""
-        return [job for job in map(self._job, self._frozen) if job is not None]
+        return [self.job(trial.number, e) for trial in self._frozen for e in missing(trial)]
 
-    def _job(self, trial: FrozenTrial) -> Job | None:
-        """Granted evaluations of a trial that are not done."""
-        done = evaluations_of(trial)
-        left = tuple(number for number in trial.user_attrs[GRANTED] if number not in done)
-        if trial.state.is_finished() or not left:
-            return None
-        seconds = float(trial.user_attrs.get(SECONDS, 0.0))
-        return Job(trial.number, dict(trial.params), left, seconds)
+    def job(self, number: int, evaluation: int) -> Job:
+        """An evaluation of a trial, to start or to resume."""
+        trial = self._frozen[number]
+        values = dict(trial.params)
+        family, seconds = str(values.pop(FAMILY)), trial.user_attrs.get(SECONDS, {})
+        return Job(number, evaluation, family, values, float(seconds.get(str(evaluation), 0.0)))
 
-    def left(self, number: int) -> tuple[int, ...]:
-        """Granted evaluations of a trial that are not done."""
-        job = self._job(self._frozen[number])
-        return () if job is None else job.evaluations
+    def is_missing(self, number: int, evaluation: int) -> bool:
+        """Whether an evaluation was granted to a trial and is not done."""
+        return evaluation in missing(self._frozen[number])
 
     @property
     def begun(self) -> int:
         """Number of trials that were started, however they ended."""
         return len(self._frozen)
 
-    def _begin(self, proposal: FrozenTrial, evaluations: Sequence[int]) -> Job:
+    @property
+    def granted(self) -> dict[int, set[int]]:
+        """Evaluations granted to each trial."""
+        return {trial.number: set(trial.user_attrs[GRANTED]) for trial in self._frozen}
+
+    def _begin(self, proposal: FrozenTrial) -> Job:
+        """Create a trial with its first evaluation."""
         self._study.add_trial(
             create_trial(
                 state=TrialState.RUNNING,
                 params=proposal.params,
                 distributions=proposal.distributions,
-                user_attrs={GRANTED: [*evaluations], STARTED: _now()},
+                user_attrs={GRANTED: [0], STARTED: _now()},
             )
         )
-        number = self.begun - 1
-        return Job(number, dict(proposal.params), tuple(evaluations), resumed=False)
+        return self.job(self.begun - 1, 0)
 
-    def granted(self, number: int) -> int:
-        """Evaluations of the race that a trial was granted."""
-        granted = self._frozen[number].user_attrs[GRANTED] if number < self.begun else ()
-        return sum(evaluation < self.method.evaluations for evaluation in granted)
+    def _grant(self, number: int, evaluation: int) -> Job:
+        granted = self._frozen[number].user_attrs[GRANTED]
+        self._handle(number).set_user_attr(GRANTED, [*granted, evaluation])
+        return self.job(number, evaluation)
 
-    def _grant(self, number: int, evaluations: Sequence[int]) -> Job | None:
-        """Grant additional evaluations to a trial; returns None if it has them all."""
-        trial = self._frozen[number]
-        granted = list(dict.fromkeys([*trial.user_attrs[GRANTED], *evaluations]))
-        if granted != trial.user_attrs[GRANTED]:
-            self._handle(number).set_user_attr(GRANTED, granted)
-        job = self._job(self._frozen[number])
-        return None if job is None else replace(job, resumed=False)
+    def explored_within(self) -> tuple[float, ...] | None:
+        """The budget within which exploring has ended, see `note_explored`; None while it lasts.
+
+        Raises:
+            ValueError: The note was not written by a search.
+        """
+        note = self._study.user_attrs.get(EXPLORED)
+        if note is None:
+            return None
+        limits = tuple(math.inf if number is None else float(number) for number in note)
+        if any(map(math.isnan, limits)):
+            raise ValueError(f"no search notes the end of exploring as {shown(note)}")
+        return limits
+
+    def note_explored(self, budget: Sequence[float | None]) -> None:
+        """Record that exploring has ended within a budget; None is no limit."""
+        self._study.set_user_attr(EXPLORED, list(budget))
 
     def evaluated(
         self, number: int, evaluation: int, scores: Mapping[str, float], seconds: float
     ) -> bool:
         """Record the end of an evaluation; returns False if a score of NaN ends the trial."""
+        if self._frozen[number].state.is_finished():  # another evaluation of it failed
+            return False
         if not all(map(math.isfinite, scores.values())):
-            self.ended(number, seconds=seconds, reason="its score is NaN")
+            self.ended(number, evaluation, seconds=seconds, reason="its score is NaN")
             return False
         with self._together():
-            self.worked(number, seconds)
+            self.worked(number, evaluation, seconds)
             trial, done = self._handle(number), self._frozen[number].user_attrs.get(EVALUATIONS, [])
             if all(other != evaluation for other, _ in done):
                 trial.set_user_attr(EVALUATIONS, [*done, [evaluation, dict(scores)]])
             trial.set_user_attr(FINISHED, _now())
         return True
 
-    def ended(self, number: int, *, seconds: float, reason: str = "") -> None:
+    def ended(self, number: int, evaluation: int, *, seconds: float, reason: str = "") -> None:
         """Record that a trial failed, or was stopped if there is no reason."""
+        if self._frozen[number].state.is_finished():  # another evaluation of it failed
+            return
         with self._together():
-            self.worked(number, seconds)
+            self.worked(number, evaluation, seconds)
             trial = self._handle(number)
             trial.set_user_attr(FINISHED, _now())
             if reason:
@@ -193,15 +199,15 @@ class TrialLog:
         for trial in self._frozen:
             curve = trial.user_attrs.get(CURVE, [])
             if not trial.state.is_finished() and any(len(point) > 2 for point in curve):
-                self.ended(trial.number, seconds=float(trial.user_attrs.get(SECONDS, 0.0)))
+                self.ended(trial.number, 0, seconds=self.job(trial.number, 0).seconds)
 
-    def worked(self, number: int, seconds: float) -> None:
-        """Record a trial's seconds of work; the increase counts on this session's devices."""
+    def worked(self, number: int, evaluation: int, seconds: float) -> None:
+        """Record an evaluation's seconds of work; the increase counts on this session's devices."""
         trial, attributes = self._handle(number), self._frozen[number].user_attrs
-        before = float(attributes.get(SECONDS, 0.0))
-        more = max(0.0, seconds - before)
-        if more:
-            trial.set_user_attr(SECONDS, before + more)
+        before = dict(attributes.get(SECONDS, {}))
+        more = max(0.0, seconds - float(before.get(str(evaluation), 0.0)))
+        if more and not self._frozen[number].state.is_finished():
+            trial.set_user_attr(SECONDS, before | {str(evaluation): seconds})
             devices = 1.0 if number in self.whole else self.devices
             trial.set_user_attr(HOURS, float(attributes.get(HOURS, 0.0)) + more / 3600 * devices)
 

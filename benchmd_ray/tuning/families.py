@@ -1,0 +1,41 @@
+"""Families of models that a search chooses among: a technique, a transfer setting, a space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmd_ray.settings.definition import Settings
+from benchmd_ray.tuning.spaces import Space
+
+FAMILY = "family"
+"""Name of a trial's family among its parameters in the journal, and of its column."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that differ in the settings of one space, such as ``mae linear``."""
+
+    technique: str
+    setting: str
+    """One of `spaces.SETTINGS`."""
+    space: Space
+    settings: tuple[Settings, ...]
+    """Settings at the space's start, one for each source, with device and precision resolved."""
+    pretrained_on: tuple[str, ...] = ()
+    """Digests of the catalogs that its pretraining is on, if not the source's own."""
+
+    @property
+    def name(self) -> str:
+        """``mae linear``, ``scratch finetune``: unique within a search."""
+        return f"{self.technique} {self.setting.partition('-')[0]}"
+
+
+def by_name(families: Sequence[Family]) -> dict[str, Family]:
+    """Families by their names; the first one's start is the search's."""
+    return {family.name: family for family in families}
+
+
+def family_named(name: Any, families: Mapping[str, Family]) -> Family | None:
+    return families.get(name) if isinstance(name, str) else None
