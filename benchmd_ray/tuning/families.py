@@ -29,7 +29,11 @@ class Family:
     @property
     def name(self) -> str:
         """``mae linear``, ``scratch finetune``: unique within a search."""
-        return f"{self.technique} {self.setting.partition('-')[0]}"
+        return name_of_family(self.technique, self.setting)
+
+
+def name_of_family(technique: str, setting: str) -> str:
+    return f"{technique} {setting.partition('-')[0]}"
 
 
 def by_name(families: Sequence[Family]) -> dict[str, Family]:

@@ -154,3 +154,47 @@ def paired_mean(scores: Mapping[int, float], start: Mapping[int, float]) -> floa
 def standard_error(values: Sequence[float] | np.ndarray) -> float:
     """Standard error of a mean; NaN for fewer than two values."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+DRAWS = 1000
+"""Simulated searches from which the optimism of a choice is estimated."""
+
+
+def optimism(scores: Scores) -> float | None:
+    """By how much the mean score of the choice is too high for having been the highest.
+
+    The mean over simulated searches with as many trials and evaluations, whose effects and noise
+    are normal with the variances of these scores. None if no trial has two evaluations.
+    """
+    start = scores[START]
+    arrays = [paired_differences(row, start) for n, row in scores.items() if n != START]
+    repeated = [array for array in arrays if len(array) > 1]
+    if not repeated:
+        return None
+    freedom = sum(len(array) - 1 for array in repeated)
+    squares = sum(float(((array - array.mean()) ** 2).sum()) for array in repeated)
+    noise = squares / freedom / 2  # half of it is the start's
+    first = np.array([array[0] for array in arrays])
+    spread = math.sqrt(max(0.0, float(first.var(ddof=1)) - noise)) if len(first) > 1 else 0.0
+    return _simulated(first.mean(), spread, math.sqrt(noise), [len(array) for array in arrays])
+
+
+def _simulated(center: float, spread: float, noise: float, evaluations: Sequence[int]) -> float:
+    """Mean optimism of simulated searches, see `optimism`.
+
+    ``evaluations`` are those of each trial besides the start.
+    """
+    random, rows = np.random.default_rng(0), np.arange(DRAWS)
+    effects = np.column_stack(
+        [np.zeros(DRAWS), random.normal(center, spread, (DRAWS, len(evaluations)))]
+    )
+    sums, done, is_left = np.zeros_like(effects), 0, np.ones_like(effects, bool)
+    for rung in sorted({*evaluations}):
+        count = sum(number >= rung for number in evaluations)
+        ranked_trials = np.argsort(np.argsort(-np.where(is_left, sums, -np.inf)[:, 1:], axis=1))
+        is_left[:, 1:] &= ranked_trials < count
+        extra = random.normal(0.0, noise * math.sqrt(rung - done), effects.shape)
+        sums, done = sums + (rung - done) * effects + extra, rung
+    means = np.where(is_left, sums / done, -np.inf)
+    best = means.argmax(axis=1)
+    return float((means[rows, best] - effects[rows, best]).mean())

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.schema.typed import Count, Finite, Name, PlainValue, checked, form_fault
 from benchmd_ray.settings.definition import Settings, updated
+from benchmd_ray.tuning.families import FAMILY, name_of_family
 from benchmd_ray.tuning.parameters import (
     KINDS,
     LARGEST,
@@ -25,7 +26,10 @@ from benchmd_ray.tuning.parameters import (
 
 PAIRED = (-1, 2)
 """Bounds of a mean score that was made comparable with the start's: it may be outside 0 to 1."""
-COUNTS = ("number", "evaluations", "fresh_evaluations")
+COUNTS = ("number", "evaluations")
+LISTS = ("scores", "curve")
+"""Columns with lists of pairs."""
+MOST_FAMILIES, MOST_FOLDS = 100, 100
 MOST_POINTS = 3_000_000
 """Most points of all curves of a table."""
 
@@ -92,41 +96,26 @@ class SearchDeterminants(TypedDict):
     portfolio: list[Borrowed]
 
 
-class PlanForm(TypedDict):
-    """Required content of ``search.json``."""
+class FamilyForm(TypedDict):
+    """A family of a search."""
 
     technique: Name
     setting: Name
-    sources: Annotated[list[SourceForm], Field(min_length=1)]
-    objectives: Annotated[list[Name], Field(min_length=1)]
-    sampler: Name
-    stopping: Name
-    evaluations: Annotated[int, Field(gt=0, lt=2**53)]
-    choosing: Name
-    seed: Annotated[int, Field(gt=-(2**63), lt=2**63)]
     space: Annotated[dict[Name, SearchedForm], Field(min_length=1)]
     settings: list[Changes]
+
+
+class PlanForm(TypedDict):
+    """Required content of ``search.json``."""
+
+    families: Annotated[list[FamilyForm], Field(min_length=1, max_length=MOST_FAMILIES)]
+    sources: Annotated[list[SourceForm], Field(min_length=1)]
+    metric: Name
+    sampler: Name
+    cautious: bool
+    seed: Annotated[int, Field(gt=-(2**63), lt=2**63)]
     device: Name
     determinants: SearchDeterminants
-
-
-class FinalistForm(TypedDict):
-    """A trial that was compared with the start on fresh evaluations."""
-
-    number: Count
-    score: Finite
-    error: Finite
-    difference: Finite
-    low: Finite
-
-
-class DecisionForm(TypedDict):
-    """The choice after the fresh evaluations."""
-
-    number: Count
-    finalists: list[FinalistForm]
-    start: Finite
-    expected: Finite
 
 
 class ResultForm(TypedDict):
@@ -134,14 +123,14 @@ class ResultForm(TypedDict):
 
     best: Count
     value: Finite
-    first_value: Finite | None
-    decision: DecisionForm | None
+    first_value: Finite
+    optimism: Finite | None
+    folds: Annotated[list[Count], Field(max_length=MOST_FOLDS)]
     counts: dict[str, Any]
     seconds: Finite
     shared_seconds: NotRequired[Finite]
     device_hours: Finite
-    importance: dict[str, Finite]
-    front: list[Count]
+    importance: dict[Name, dict[str, Finite]]
     settings: list[Changes]
 
 
@@ -149,11 +138,18 @@ def plan_fault(plan: Mapping[str, Any]) -> str:
     """What is invalid in ``search.json``; empty if nothing."""
     if fault := form_fault(PlanForm, plan):
         return fault
-    sources, settings = plan["sources"], plan["settings"]
-    if len(sources) != len(settings):
-        return f"it has {len(sources)} sources and {len(settings)} settings, expected equal numbers"
-    faults = (_parameter_fault(name, about) for name, about in plan["space"].items())
-    return next(filter(None, faults), "")
+    sources = plan["sources"]
+    for family in plan["families"]:
+        if len(sources) != len(family["settings"]):
+            return (
+                f"it has {len(sources)} sources and {len(family['settings'])} settings of a "
+                "family, expected equal numbers"
+            )
+        faults = (_parameter_fault(name, about) for name, about in family["space"].items())
+        if fault := next(filter(None, faults), ""):
+            return fault
+    names = [name_of_family(family["technique"], family["setting"]) for family in plan["families"]]
+    return "" if len({*names}) == len(names) else "a family is in it twice"
 
 
 def _parameter_fault(name: str, about: Mapping[str, Any]) -> str:
@@ -182,21 +178,22 @@ def parameter_of(name: str, about: Mapping[str, Any]) -> Parameter:
 
 
 def trials_fault(
-    table: pa.Table, space: Mapping[str, Mapping[str, Any]], scores: Collection[str]
+    table: pa.Table, spaces: Mapping[str, Mapping[str, Mapping[str, Any]]], scores: Collection[str]
 ) -> str:
     """What is invalid in ``trials.parquet``; empty if nothing.
 
     Args:
         table: A table whose columns have the right types.
-        space: The search space as in ``search.json``.
+        spaces: The search space of each family as in ``search.json``.
         scores: Columns of scores that were made comparable with the start's.
     """
-    points = pc.sum(pc.list_value_length(table["curve"])).as_py() or 0
+    points = sum(pc.sum(pc.list_value_length(table[name])).as_py() or 0 for name in LISTS)
     if len(table) > MOST_TRIALS or points > MOST_POINTS:
         return f"it has {len(table):,} trials and {points:,} points of their curves"
-    points = pc.list_flatten(table["curve"])
-    if points.null_count or any(pc.struct_field(points, i).null_count for i in range(2)):
-        return "a point of a curve is missing"
+    for name in LISTS:
+        flat = pc.list_flatten(table[name])
+        if flat.null_count or any(pc.struct_field(flat, i).null_count for i in range(2)):
+            return f"a point of its column {name} is missing"
     for field in table.schema:
         if not pa.types.is_primitive(field.type) or pa.types.is_boolean(field.type):
             continue
@@ -211,9 +208,19 @@ def trials_fault(
     unscored = pc.and_(pc.is_valid(table["value"]), pc.equal(table["evaluations"], 0))
     if pc.any(unscored).as_py():
         return "a trial has a value without an evaluation"
+    for family in pc.unique(table[FAMILY]).to_pylist():
+        if family not in spaces:
+            return f"a trial is of the family {shown(family)}, not of the search"
+        rows = table.filter(pc.equal(table[FAMILY], family))
+        if fault := _values_fault(rows, spaces[family]):
+            return fault
+    return ""
+
+
+def _values_fault(rows: pa.Table, space: Mapping[str, Mapping[str, Any]]) -> str:
     for name, about in space.items():
         parameter = parameter_of(name, about)
-        for value in pc.unique(table[name].drop_null()).to_pylist():
+        for value in pc.unique(rows[name].drop_null()).to_pylist():
             if not parameter.holds(value):
                 return f"a trial has {name} {shown(value)}, expected {parameter.range}"
     return ""
@@ -222,15 +229,10 @@ def trials_fault(
 def result_fault(result: Mapping[str, Any], scored: Collection[int]) -> str:
     """What is invalid in ``result.json``; empty if nothing.
 
-    Args:
-        result: A JSON object.
-        scored: Numbers of the trials that have a score.
+    ``scored`` has the numbers of the trials that have a score.
     """
     if fault := form_fault(ResultForm, result):
         return fault
-    for number in (result["best"], *result["front"]):
-        if number not in scored:
-            return f"it names trial {number}, which has no score"
-    if result["decision"] is not None and result["decision"]["number"] != result["best"]:
-        return "its decision is for another trial"
+    if result["best"] not in scored:
+        return f"it names trial {result['best']}, which has no score"
     return ""

@@ -8,7 +8,7 @@ until a trial has a score. `read_search` validates them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,28 +29,24 @@ from benchmd_ray.files.integrity import (
 )
 from benchmd_ray.files.parquet import read_table
 from benchmd_ray.runs.files import RESULT, SEARCH, SEARCHES, TRIALS
-from benchmd_ray.settings.definition import LABEL_SETTINGS, Settings, updated
-from benchmd_ray.tuning.confirm import LEVEL
-from benchmd_ray.tuning.record_form import PlanForm, plan_fault, result_fault, trials_fault
+from benchmd_ray.settings.definition import Settings, updated
+from benchmd_ray.tuning.families import FAMILY, name_of_family
+from benchmd_ray.tuning.record_form import LISTS, plan_fault, result_fault, trials_fault
 
-FORMAT = 4
+FORMAT = 5
 STATES = ("complete", "stopped", "failed", "unfinished")
-"""``complete``: the trial has all evaluations; ``stopped``: it earned no further ones."""
+"""``complete``: the trial has all evaluations that it earned; ``stopped``: within its first."""
 NUMERIC = ("float", "log float", "int", "log int")
-COST = "device_hours"
-"""The second objective, in searches that minimise it."""
+SCORED = pa.list_(pa.struct([("evaluation", pa.int64()), ("value", pa.float64())]))
 CURVE = pa.list_(pa.struct([("step", pa.int64()), ("value", pa.float64())]))
 COLUMNS: dict[str, pa.DataType] = {
     "number": pa.int64(),
+    FAMILY: pa.string(),
     "state": pa.string(),
     "reason": pa.string(),
     "value": pa.float64(),
     "error": pa.float64(),
     "evaluations": pa.int64(),
-    "fresh_value": pa.float64(),
-    "fresh_evaluations": pa.int64(),
-    "difference": pa.float64(),
-    "difference_low": pa.float64(),
     "last_value": pa.float64(),
     "step": pa.int64(),
     "steps": pa.int64(),
@@ -58,76 +54,60 @@ COLUMNS: dict[str, pa.DataType] = {
     "device_hours": pa.float64(),
     "started": pa.string(),
     "finished": pa.string(),
+    "scores": SCORED,
     "curve": CURVE,
 }
 """Columns of ``trials.parquet`` that every search has.
 
 ``reason``: why a trial failed. ``value``: mean score of its ``evaluations`` on the validation
-records, paired with the start's (`racing.paired`); ``error``: the standard error of its mean
-difference to the start (for the start: of its mean). ``fresh_value``: mean of a finalist's
-``fresh_evaluations`` after the race; ``difference``, ``difference_low``: the mean difference of
-these to the start, and the lower bound that decides (`confirm`). ``last_value``, ``step``: the last
-report of the first evaluation, of ``steps`` (epochs, pretraining steps, or modalities).
-``seconds``, ``device_hours``: total over all attempts. ``started``, ``finished``: ISO time, UTC.
+records, paired with the start's (`ladder.paired_mean`); ``error``: the standard error of its mean
+difference to the start (for the start: of its mean). ``scores``: of each evaluation; the choice
+follows from these (`ladder.chosen`). ``last_value``, ``step``: the last report of the first
+evaluation, of ``steps`` (epochs, pretraining steps, or modalities). ``seconds``, ``device_hours``:
+total over all attempts. ``started``, ``finished``: ISO time, UTC.
 """
-REQUIRED = (
-    *("number", "state", "evaluations", "fresh_evaluations"),
-    *("seconds", "device_hours", "started"),
-)
+REQUIRED = ("number", FAMILY, "state", "evaluations", "seconds", "device_hours", "started")
+SpaceForm = Mapping[str, Mapping[str, Any]]
+"""A search space as in ``search.json``."""
 SCORE_OF = "score:"
 """Prefix of the columns with scores by modality in a search over several."""
-RULE = (
-    "a trial replaces the start if the one-sided lower bound of its mean difference to the start "
-    f"over fresh evaluations is above 0 (level {LEVEL:g} over all compared trials and all looks at "
-    "them, by patients, seeds and cuts); if several do, the one with the largest difference"
-)
-"""The rule of choice (`tuning.confirm`), for readers of results."""
-OVERLAP = (
-    "Under the policy released some patients have records in both the training split and a scored "
-    "one. A search has then seen patients who are scored later, so its gains on the source's own "
-    "splits are too high."
-)
-ALL_LABELS = (
-    "A search of a few-label setting trains on few labels, but scores its trials with the labels "
-    "of all records of a fold: it uses more labels than the setting names."
-)
-"""Departures from decisions D21 and D22, for readers of searches and their results."""
 
 
-def limits_of(policies: Iterable[str], settings: Iterable[str]) -> list[str]:
-    """Limitations of searches with these policies and settings, for readers."""
-    names = {name.strip() for text in policies for name in text.split(",")}
-    few = {f"-{name}" for name, count in LABEL_SETTINGS.items() if count is not None}
-    lines = [OVERLAP] if "released" in names else []
-    return [*lines, *([ALL_LABELS] if any(s.endswith(tuple(few)) for s in settings) else [])]
+@dataclass(frozen=True)
+class FamilyRecord:
+    technique: str
+    setting: str
+    space: Mapping[str, Mapping[str, Any]]
+    """By setting: kind, range and default (the value at the family's start)."""
+    settings: tuple[Mapping[str, Any], ...]
+    """Settings of the family's start, one per source."""
+
+    @property
+    def name(self) -> str:
+        return name_of_family(self.technique, self.setting)
 
 
 @dataclass(frozen=True, eq=False)
 class SearchRecord:
     folder: Path
-    technique: str
-    setting: str
+    families: tuple[FamilyRecord, ...]
+    """The first one's start is trial 0."""
     sources: tuple[Mapping[str, Any], ...]
-    """modality, source, policy, digests of catalog and inner catalog, records and patients of the
-    inner catalog's two splits; several entries for a universal search."""
-    objectives: tuple[str, ...]
-    """``auroc`` or ``dsc``, and maybe ``device_hours``."""
+    """modality, source, policy, digests of catalog and first inner catalog, records and patients
+    of the inner catalog's two splits; several entries for a universal search."""
+    metric: str
+    """``auroc`` or ``dsc``."""
     sampler: str
-    stopping: str
-    evaluations: int
-    choosing: str
+    cautious: bool
     seed: int
-    space: Mapping[str, Mapping[str, Any]]
-    """By setting: kind, range and default (the value of trial 0)."""
-    settings: tuple[Mapping[str, Any], ...]
-    """Settings of trial 0, the start, one per source."""
     device: str
-    given: int
-    """Number of trials after the first that came from a portfolio."""
-    taught: tuple[str, ...]
+    borrowed: int
+    """Number of trials that came from a portfolio."""
+    lenders: tuple[str, ...]
+    """Datasets that these were learned on."""
     trials: pd.DataFrame
     """One row per trial in order of number: `COLUMNS`, each searched setting, and in a universal
-    search the score of each modality. ``curve`` holds tuples of (step, value).
+    search the score of each modality. ``scores`` and ``curve`` hold tuples of pairs.
     """
     result: Mapping[str, Any] | None
     """``result.json``; None if missing."""
@@ -151,24 +131,36 @@ class SearchRecord:
 
     @property
     def value(self) -> float:
-        """Objective of the chosen trial; NaN without a result."""
+        """Mean score of the chosen trial; NaN without a result."""
         return float(self._stated("value", math.nan))
 
     @property
     def first_value(self) -> float:
-        """Objective of the start; NaN if it is not complete."""
+        """Mean score of the start; NaN without a result."""
         value = self._stated("first_value", None)
         return math.nan if value is None else float(value)
 
     @property
-    def decision(self) -> Mapping[str, Any] | None:
-        """`tuning.confirm.Decision` as plain values; None if no fresh evaluation decided."""
-        return self._stated("decision", None)  # type: ignore[no-any-return]
+    def chosen(self) -> FamilyRecord | None:
+        """Family of the chosen trial; None without a result."""
+        return None if self.best is None else self.family_of(self.best)
+
+    def family_of(self, number: int) -> FamilyRecord:
+        """Family of a trial."""
+        names = [family.name for family in self.families]
+        row = self.trials.loc[self.trials["number"] == number, FAMILY]
+        return self.families[names.index(row.iloc[0])]
 
     @property
-    def finalists(self) -> Sequence[Mapping[str, Any]]:
-        """`tuning.confirm.Finalist` of each trial that was compared with the start."""
-        return () if self.decision is None else self.decision["finalists"]
+    def optimism(self) -> float:
+        """By how much the value is too high for having been the highest; NaN if unknown."""
+        optimism = self._stated("optimism", None)
+        return math.nan if optimism is None else float(optimism)
+
+    @property
+    def folds(self) -> tuple[int, ...]:
+        """Evaluations whose models are averaged."""
+        return tuple(self._stated("folds", ()))
 
     @property
     def seconds(self) -> float:
@@ -191,11 +183,9 @@ class SearchRecord:
         return "" if reasons.empty else str(reasons.iloc[0])
 
     @property
-    def importance(self) -> dict[str, float]:
-        """Importance of each searched setting, the largest first; empty if unknown."""
-        return dict(
-            sorted(self._stated("importance", {}).items(), key=lambda pair: (-pair[1], pair[0]))
-        )
+    def importance(self) -> Mapping[str, Mapping[str, float]]:
+        """Importance of each searched setting by family; empty where it is unknown."""
+        return self._stated("importance", {})  # type: ignore[no-any-return]
 
     @property
     def importance_reason(self) -> str:
@@ -204,28 +194,30 @@ class SearchRecord:
             return "no trial is complete"
         return str(self.result.get("importance_reason", "the search gave none"))
 
-    @property
-    def front(self) -> tuple[int, ...]:
-        """Trials that no other beats in both score and device hours."""
-        return tuple(self._stated("front", ()))
-
     def start(self, modality: str, source: str, policy: str) -> Settings | None:
         """Settings of trial 0 for a source; None for a source that was not searched on."""
-        for about, settings in zip(self.sources, self.settings, strict=True):
+        for about, settings in zip(self.sources, self.families[0].settings, strict=True):
             if (about["modality"], about["source"], about["policy"]) == (modality, source, policy):
                 return updated(Settings(), settings)
         return None
 
 
-def trials_schema(
-    space: Mapping[str, Mapping[str, Any]], modalities: Sequence[str] = ()
-) -> pa.Schema:
+def trials_schema(spaces: Sequence[SpaceForm], modalities: Sequence[str] = ()) -> pa.Schema:
     """Columns of ``trials.parquet``.
 
-    ``space`` is as in ``search.json``; a universal search has a column of scores per modality.
+    ``spaces`` are those of the families, as in ``search.json``; a universal search has a column of
+    scores per modality.
     """
     fields = [pa.field(name, kind, nullable=name not in REQUIRED) for name, kind in COLUMNS.items()]
-    fields += [pa.field(name, _column_type(name, about)) for name, about in space.items()]
+    types: dict[str, set[pa.DataType]] = {}
+    for space in spaces:
+        for name, about in space.items():
+            types.setdefault(name, set()).add(_column_type(name, about))
+    # Families may search a setting as whole numbers and as others.
+    fields += [
+        pa.field(name, kinds.pop() if len(kinds) == 1 else pa.float64())
+        for name, kinds in types.items()
+    ]
     fields += [pa.field(f"{SCORE_OF}{name}", pa.float64()) for name in dict.fromkeys(modalities)]
     return pa.schema(fields)
 
@@ -291,7 +283,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
         raise Damaged(path, fault, remedy)
     if not folder.resolve().name.endswith(f"-{digest(plan['determinants'])[:12]}"):
         raise Damaged(path, "the folder is named for another search", remedy)
-    for name in plan["space"]:
+    for name in (name for family in plan["families"] for name in family["space"]):
         if name in COLUMNS or name.startswith(SCORE_OF):
             why = f"a searched setting is called {name}, as a column of all searches"
             raise Damaged(path, why, remedy)
@@ -304,22 +296,21 @@ def read_search(folder: Path) -> SearchRecord:
     modalities = [about["modality"] for about in plan["sources"]]
     if len(modalities) == 1:  # its score is the objective
         modalities = []
-    trials = _read_trials(folder / TRIALS, plan["space"], modalities)
-    result = _read_result(folder / RESULT, trials)
-    if result is not None and COST in plan["objectives"] and not result["front"]:
-        raise Damaged(
-            folder / RESULT, "it has no trial that is not beaten by another", _remedy(folder)
+    families = tuple(
+        FamilyRecord(
+            family["technique"], family["setting"], family["space"], (*family["settings"],)
         )
-    tuples, portfolio = ("sources", "objectives", "settings"), plan["determinants"]["portfolio"]
-    named: dict[str, Any] = {
-        name: tuple(plan[name]) if name in tuples else plan[name]
-        for name in PlanForm.__annotations__
-        if name != "determinants"
-    }
+        for family in plan["families"]
+    )
+    trials = _read_trials(folder / TRIALS, families, modalities)
+    result, portfolio = _read_result(folder / RESULT, trials), plan["determinants"]["portfolio"]
+    named = {name: plan[name] for name in ("metric", "sampler", "cautious", "seed", "device")}
     return SearchRecord(
         folder=folder,
-        given=len(portfolio),
-        taught=tuple(sorted({name for entry in portfolio for name in entry["datasets"]})),
+        families=families,
+        sources=tuple(plan["sources"]),
+        borrowed=len(portfolio),
+        lenders=tuple(sorted({name for entry in portfolio for name in entry["datasets"]})),
         trials=trials,
         result=result,
         **named,
@@ -337,10 +328,10 @@ def read_trials(path: Path) -> pa.Table:
 
 
 def _read_trials(
-    path: Path, space: Mapping[str, Mapping[str, Any]], modalities: Sequence[str]
+    path: Path, families: Sequence[FamilyRecord], modalities: Sequence[str]
 ) -> pd.DataFrame:
     """Trials in order of number; none without the file."""
-    schema = trials_schema(space, modalities)
+    schema = trials_schema([family.space for family in families], modalities)
     if not path.is_file():
         return _frame(schema.empty_table())
     table, remedy = read_trials(path), _remedy(path.parent)
@@ -352,7 +343,7 @@ def _read_trials(
     except (pa.ArrowException, ValueError) as error:
         raise Damaged(path, f"its columns are of other types ({error})", remedy) from error
     scores = ["value", *(name for name in schema.names if name.startswith(SCORE_OF))]
-    if fault := trials_fault(table, space, scores):
+    if fault := trials_fault(table, {family.name: family.space for family in families}, scores):
         raise Damaged(path, fault, remedy)
     trials = _frame(table)
     unknown = sorted(set(trials["state"]) - set(STATES))
@@ -368,12 +359,14 @@ def _read_trials(
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
-    frame = table.drop_columns(["curve"]).to_pandas()
-    curves = [
-        tuple((point["step"], point["value"]) for point in curve or ())
-        for curve in table["curve"].to_pylist()
-    ]
-    frame.insert(len(COLUMNS) - 1, "curve", pd.Series(curves, index=frame.index, dtype="object"))
+    frame = table.drop_columns([*LISTS]).to_pandas()
+    for name in LISTS:
+        pairs = [
+            tuple(tuple(point.values()) for point in points or ())
+            for points in table[name].to_pylist()
+        ]
+        place = [*COLUMNS].index(name)
+        frame.insert(place, name, pd.Series(pairs, index=frame.index, dtype="object"))
     ordered: pd.DataFrame = frame.sort_values("number", kind="stable")
     return ordered.reset_index(drop=True)
 

@@ -4,51 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.files.atomic import replacing
 from benchmd_ray.files.integrity import OF, name_of, replacing_hashed, write_hashed_json
 from benchmd_ray.runs.files import BEST, RESULT, TRIALS
 from benchmd_ray.schema.plain_yaml import yaml_text
 from benchmd_ray.settings.definition import Settings, as_dict
-from benchmd_ray.tuning.confirm import Decision
-from benchmd_ray.tuning.known import Trial
-from benchmd_ray.tuning.limits import Limits
+from benchmd_ray.tuning.families import FAMILY
+from benchmd_ray.tuning.ladder import optimism
 from benchmd_ray.tuning.parameters import applied, nested
 from benchmd_ray.tuning.records import SCORE_OF, STATES, trials_schema
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.study import Study
+from benchmd_ray.tuning.trials import Trial
 
+MOST_FOLDS = 10
 AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
 """Settings that a plan varies itself, which files of settings therefore omit."""
 
 
-def trial_row(trial: Trial, work: TrialContext, chosen: Decision | None = None) -> dict[str, Any]:
-    several = len(work.arms) > 1
-    settings = applied(work.arms[0].settings, trial.values)
-    final = len(work.arms) if several else work.stage.last_step(settings)
-    first = dict(trial.evaluations).get(0)
-    curve = [*trial.curve, *([] if first is None else [(final, first)])]
+def trial_row(trial: Trial, work: TrialContext) -> dict[str, Any]:
+    family = work.families[trial.family]
+    several = len(family.arms) > 1
+    settings = applied(family.arms[0].settings, trial.values)
+    final = len(family.arms) if several else family.stage.last_step(settings)
+    curve = [*trial.curve]
+    if 0 in trial.evaluations:
+        curve.append((final, trial.evaluations[0]))
     reached = curve[-1] if curve else (None, None)
-    finalists = () if chosen is None else chosen.finalists
-    finalist = next((other for other in finalists if other.number == trial.number), None)
-    fresh = [score for _, score in trial.fresh]
     return {
         "number": trial.number,
+        FAMILY: trial.family,
         "state": trial.state,
         "reason": trial.reason or None,
         "value": None if math.isnan(trial.score) else trial.score,
         "error": None if math.isnan(trial.error) else trial.error,
         "evaluations": len(trial.evaluations),
-        "fresh_value": math.fsum(fresh) / len(fresh) if fresh else None,
-        "fresh_evaluations": len(fresh),
-        "difference": None if finalist is None else finalist.difference,
-        "difference_low": None if finalist is None else finalist.low,
         "last_value": reached[1],
         "step": reached[0],
         "steps": final,
@@ -56,100 +53,82 @@ def trial_row(trial: Trial, work: TrialContext, chosen: Decision | None = None) 
         "device_hours": trial.device_hours,
         "started": trial.started,
         "finished": trial.finished or None,
+        "scores": [{"evaluation": e, "value": value} for e, value in trial.evaluations.items()],
         "curve": [{"step": step, "value": value} for step, value in curve],
         **trial.values,
         **({f"{SCORE_OF}{name}": value for name, value in trial.scores.items()} if several else {}),
     }
 
 
-def write_trials(folder: Path, study: Study, work: TrialContext, chosen: Decision | None) -> None:
+def write_trials(folder: Path, study: Study, work: TrialContext) -> None:
     """Write ``trials.parquet`` atomically."""
-    modalities = [arm.modality for arm in work.arms] if len(work.arms) > 1 else []
-    schema = trials_schema(study.space.as_dict(), modalities)
+    arms = next(iter(work.families.values())).arms
+    modalities = [arm.modality for arm in arms] if len(arms) > 1 else []
+    schema = trials_schema([f.space.as_dict() for f in study.families.values()], modalities)
     schema = schema.with_metadata({OF: name_of(folder)})
-    rows = [trial_row(trial, work, chosen) for trial in study.trials()]
+    rows = [trial_row(trial, work) for trial in study.trials()]
     with replacing_hashed(folder / TRIALS) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial)
 
 
-@dataclass(frozen=True)
-class SearchOutcome:
-    trial: Trial
-    """The start if no other trial replaced it."""
-    decision: Decision | None
-
-
-def outcome(study: Study, decision: Decision | None) -> SearchOutcome | None:
-    """The choice so far; None while there is none."""
-    if study.method.choosing == "highest":
-        best = study.best()
-        return None if best is None else SearchOutcome(best, None)
-    if study.hopeless:
-        return None
-    trials = study.trials()
-    if decision is not None:
-        return SearchOutcome(trials[decision.number], decision)
-    return SearchOutcome(trials[0], None) if trials and trials[0].evaluations else None
-
-
 def write_result(
     folder: Path,
-    limits: Limits,
+    study: Study,
     work: TrialContext,
-    bases: Sequence[Settings],
+    bases: Mapping[str, Sequence[Settings]],
     spent: Mapping[str, float],
-    decision: Decision | None = None,
-) -> SearchOutcome | None:
-    """Write ``result.json`` and ``best.yaml`` once there is a choice."""
-    study = limits.study
-    chosen = outcome(study, decision)
-    if chosen is None:
+) -> Trial | None:
+    """Write ``result.json`` and ``best.yaml`` once there is a choice; returns it.
+
+    ``bases``: by family, the fixed protocol for each source.
+    """
+    best = study.best()
+    if best is None:
         return None
-    trials, best = study.trials(), chosen.trial
+    trials = study.trials()
     shares, reason = study.importance()
-    chosen_settings = [applied(arm.settings, best.values) for arm in work.arms]
     content = {
         "best": best.number,
         "value": best.score,
-        "first_value": None if math.isnan(trials[0].score) else trials[0].score,
-        "decision": None if chosen.decision is None else asdict(chosen.decision),
+        "first_value": trials[0].score,
+        "optimism": optimism(study.scores()),
+        "folds": [*folds(best)],
         "counts": {state: sum(t.state == state for t in trials) for state in STATES},
         **spent,
-        "device_hours": limits.device_hours,
+        "device_hours": sum(trial.device_hours for trial in trials),
         "importance": shares,
         "importance_reason": reason,
-        "front": front(trials),
-        "settings": [as_dict(settings) for settings in chosen_settings],
+        "settings": [
+            as_dict(applied(arm.settings, best.values)) for arm in work.families[best.family].arms
+        ],
     }
     write_hashed_json(folder / RESULT, content, of=folder)
-    changes = best_settings(folder, work, bases, best)
+    changes = best_settings(folder, study, work, bases[best.family])
     with replacing(folder / BEST) as partial:
-        partial.write_text(_yaml(folder.name, changes, work, chosen, trials[0]), "utf-8")
-    return chosen
+        partial.write_text(_yaml(folder.name, changes, study, work), "utf-8")
+    return best
 
 
 def best_settings(
-    folder: Path, work: TrialContext, bases: Sequence[Settings], best: Trial
+    folder: Path, study: Study, work: TrialContext, bases: Sequence[Settings]
 ) -> dict[str, Any]:
-    """Content of ``best.yaml``: by group, the differences from the fixed protocol.
+    """Content of ``best.yaml``: by group, the differences of the choice from the fixed protocol.
 
     ``tuned`` names the search, unless the start is kept.
     """
-    tuned = folder.name if best.number else work.arms[0].settings.tuned
+    best = study.best()
+    assert best is not None
+    arms = work.families[best.family].arms
+    tuned = folder.name if best.number else arms[0].settings.tuned
     changes: dict[str, Any] = {"tuned": tuned} if tuned else {}
-    for base, arm in zip(bases, work.arms, strict=True):
+    for base, arm in zip(bases, arms, strict=True):
         changes |= differing(base, applied(arm.settings, best.values))
     return nested(changes)
 
 
-def front(trials: Sequence[Trial]) -> list[int]:
-    """Numbers of the complete trials that no other beats in both score and cost, by cost."""
-    chosen: list[Trial] = []
-    complete = [trial for trial in trials if trial.state == "complete"]
-    for trial in sorted(complete, key=lambda t: (t.cost, -t.score, t.number)):
-        if not chosen or trial.score > chosen[-1].score:
-            chosen.append(trial)
-    return [trial.number for trial in chosen]
+def folds(trial: Trial) -> range:
+    """Evaluations whose models are averaged for a choice: those that it has, 5 to 10."""
+    return range(min(MOST_FOLDS, max(FOLDS, len(trial.evaluations))))
 
 
 def differing(base: Settings, settings: Settings) -> dict[str, Any]:
@@ -174,23 +153,17 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _yaml(
-    search: str, changes: Mapping[str, Any], work: TrialContext, chosen: SearchOutcome, first: Trial
-) -> str:
-    modalities = "".join(f" --modality {arm.modality}" for arm in work.arms)
-    setting = work.arms[0].settings.transfer.setting
-    metric, best, decision = work.metric.upper(), chosen.trial, chosen.decision
-    if decision is not None:
-        summary = (
-            f"# {metric} over fresh evaluations: {decision.expected:.4f} expected, the start "
-            f"{decision.start:.4f}.\n"
-        )
-    else:
-        start = "" if math.isnan(first.score) else f"; the start: {first.score:.4f}"
-        summary = f"# {metric} on the search's validation records {best.score:.4f}{start}.\n"
+def _yaml(search: str, changes: Mapping[str, Any], study: Study, work: TrialContext) -> str:
+    best, first = study.best(), study.trials()[0]
+    assert best is not None
+    family = work.families[best.family]
+    modalities = "".join(f" --modality {arm.modality}" for arm in family.arms)
+    setting = family.arms[0].settings.transfer.setting
     which = f"trial {best.number}" if best.number else "its start, which it keeps"
     return (
-        f"# The settings that the search {search} chose: {which}.\n{summary}"
-        f"# benchmd run --catalog CATALOGS{modalities} --technique {work.technique} "
+        f"# The settings that the search {search} chose: {which}.\n"
+        f"# {work.metric.upper()} on the search's validation records, too high for having been "
+        f"the highest: {best.score:.4f}; the start: {first.score:.4f}.\n"
+        f"# benchmd run --catalog CATALOGS{modalities} --technique {family.technique} "
         f"--setting {setting} --settings best.yaml\n" + yaml_text(dict(changes))
     )
