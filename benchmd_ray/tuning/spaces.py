@@ -148,8 +148,12 @@ def _change(entries: dict[str, Any], name: str, change: Any, where: str) -> None
     entries[name] = change if "kind" in change else {**_mapping(entries[name], where), **change}
 
 
-def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) -> Space:
+def starting_at(
+    space: Space, settings: Settings, held: Collection[str] = (), *, narrow: bool = False
+) -> Space:
     """The space with a search's settings as its start, those in ``held`` fixed.
+
+    With ``narrow``, settings whose start is outside the space are fixed, too, instead of refused.
 
     Raises:
         BenchmdError: A held name is not in the space, nothing is left to search, or the search
@@ -163,7 +167,8 @@ def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) ->
         replace(parameter, default=value_of(settings, parameter.name, parameter.default))
         for parameter in space.parameters
     )
-    left = without(started, {p.name: p.default for p in started if p.name in held})
+    outside = {p.name for p in started if narrow and not p.holds(p.default)}
+    left = without(started, {p.name: p.default for p in started if p.name in {*held} | outside})
     if not left:
         raise BenchmdError(
             f"nothing is left to search in the search space {space.name}: every setting is fixed, "

@@ -17,7 +17,14 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.families import FAMILY, Family
-from benchmd_ray.tuning.ladder import RUNGS, START, chosen, falls_behind, next_evaluation
+from benchmd_ray.tuning.ladder import (
+    RUNGS,
+    START,
+    chosen,
+    falls_behind,
+    next_evaluation,
+    optimism,
+)
 from benchmd_ray.tuning.method import RANDOM_TRIALS, Method, importance, proposed, proposed_family
 from benchmd_ray.tuning.spaces import Space
 from benchmd_ray.tuning.trial_log import Job, TrialLog
@@ -132,6 +139,17 @@ class Study(TrialLog):
         if START not in scores:
             return None
         return self.trials()[chosen(scores, cautious=self.method.cautious)]
+
+    def optimism(self) -> float | None:
+        """By how much the score of the choice is too high, see `ladder.optimism`."""
+        scores = self.scores()
+        return optimism(scores) if START in scores else None
+
+    def leading(self, count: int) -> list[int]:
+        """The trials with the most evaluations, the best of these first."""
+        trials = [t for t in self.trials() if t.is_sound and t.number != START]
+        trials.sort(key=lambda t: (-len(t.evaluations), -t.score, t.number))
+        return [trial.number for trial in trials[:count]]
 
     def reported(self, number: int, step: int, score: float, seconds: float) -> bool:
         """Record a trial's score within its first evaluation; returns whether it should stop.
