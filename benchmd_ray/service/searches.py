@@ -33,7 +33,7 @@ from benchmd_ray.service.naming import file_name, transfer_parts
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.service.steps import pretrain_step, transfer_step
-from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
+from benchmd_ray.settings.definition import EncoderSettings, ExecutionSettings, Settings, as_dict
 from benchmd_ray.ssl import BASELINES, SCRATCH, method_source, technique_named
 from benchmd_ray.ssl.brought import at_hand, own_encoder
 from benchmd_ray.tuning.families import Family
@@ -197,6 +197,14 @@ def _networks(family: Family) -> list[EncoderSettings]:
         *(settings.encoder for settings in family.settings),
         *(EncoderSettings(network=name) for name in names),
     ]
+
+
+def execution_of(plan: SearchPlan) -> ExecutionSettings:
+    """How jobs are executed: as those of the family with the most workers."""
+    return max(
+        (settings.execution for family in plan.families for settings in family.settings),
+        key=lambda execution: execution.workers,
+    )
 
 
 def family_stage(family: Family) -> Stage:
