@@ -213,9 +213,10 @@ def started(tuning: Tuning, plan: SearchPlan) -> Choice:
 
 def of_sources(plan: Plan, search: SearchPlan) -> list[Item]:
     """Items of a plan that belong to a search's sources, and the pretrainings that they need."""
-    names = {source.name for source in search.sources}
-    needed = {item.after for item in plan.items if item.source in names}
-    return [item for item in plan.items if item.source in names or item.name in needed]
+    sources = {(source.name, source.policy) for source in search.sources}
+    chosen = [item for item in plan.items if (item.source, item.policy) in sources]
+    names = {item.name for item in chosen} | {item.after for item in chosen}
+    return [item for item in plan.items if item.name in names]
 
 
 def inner_digest(catalogs: Inner) -> str:
