@@ -29,7 +29,7 @@ from benchmd_ray.runs.store import Run
 from benchmd_ray.ssl import BROUGHT, HUB, NAMED, OWN, SCRATCH
 from benchmd_ray.ssl import TECHNIQUES as BUILT_IN
 
-NO_SETTINGS = {"stage", "seed", "technique", "upstream", "upstream_parts"}
+NO_SETTINGS = {"stage", "seed", "fold", "technique", "upstream", "upstream_parts"}
 """Determinants that are not settings."""
 AXES = {"transfer.mode", "transfer.labels", "transfer.shuffle_labels"}
 """Settings that the key of a result names by itself."""
@@ -169,6 +169,7 @@ def _named(
     if source != about["source"] and not is_brought:
         words += f" on {source_title(source)}"
     words += {"tuned": ", tuned", "shuffled": ", shuffled labels"}.get(protocol, "")
+    words += ", fold models" if "fold" in about else ""
     flat = _flat(about["determinants"])
     encoder = {name: flat[name] for name in flat if _of_encoder(name)}
     rest = {name: flat[name] for name in flat.keys() - encoder.keys() - AXES}

@@ -59,7 +59,7 @@ HIGHEST = (
     "which no search sees."
 )
 """Caution on inner scores, by a search's rule of choice."""
-SAME = ("catalog", "precision")
+SAME = ("catalog", "fold", "precision")
 """Determinants of a transfer that no search changes, so they must equal those of the tuned run."""
 
 

@@ -98,6 +98,8 @@ def units_per_second(lines: Iterable[dict[str, float]]) -> float | None:
 
 def _work_of_run(run: Run, datasets: Sequence[PlannedDataset]) -> Workload | None:
     about, settings = run.description, run.settings
+    if "fold" in about:  # its records are not those of its catalog
+        return None
     rows, labelled = _rows(run, datasets), None
     if about["kind"] == "transfer":
         if (run.folder / RESULT).is_file():

@@ -1,20 +1,32 @@
-"""A search, followed by runs of its start and its choice."""
+"""A search, followed by runs of its start and its choice: on folds, or on all labels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from benchmd_ray.evaluation.registry import USUAL
 from benchmd_ray.service.capacity import cluster_capacity
+from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.search_session import Searched
-from benchmd_ray.service.searches import Tuning, of_sources, planned_searches, started
+from benchmd_ray.service.searches import (
+    SearchPlan,
+    Tuning,
+    of_sources,
+    planned_searches,
+    started,
+)
+from benchmd_ray.service.steps import Fit
 from benchmd_ray.service.tracked import TrackedSearch, observers
 from benchmd_ray.service.tune import run_searches, tuning_cluster
 from benchmd_ray.tracking.dashboard import Dashboard
+from benchmd_ray.training.jobs import PRETRAINED, Fold
+from benchmd_ray.tuning.spaces import PRETRAIN
+from benchmd_ray.tuning.trial import seed_of
 
 
 def search_and_train(
@@ -85,20 +97,26 @@ def retraining_plan(
         items |= {item.name: item for item in start_items}
         if search.chosen.trial.number == 0:
             continue
-        start_choice = started(tuning, search.plan)
-        choice = replace(
-            start_choice,
-            overrides=(),
-            bench=USUAL,  # whose default start is the base of the changes
-            start="",
-            evaluated=start_choice.bench,
-            changes=search.changes,
-        )
+        choice = _changed(started(tuning, search.plan), search.changes)
         best = make_plan(choice, store, device=device, tflops=tflops)
         items |= {
             item.name: item for item in _tuned(of_sources(best, search.plan), start_items, search)
         }
     return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes))) if items else None
+
+
+def _changed(choice: Choice, changes: Mapping[str, Any]) -> Choice:
+    """A choice with the settings of a trial, if these differ from those of the start."""
+    if not changes:
+        return choice
+    return replace(
+        choice,
+        overrides=(),
+        bench=USUAL,  # whose default start is the base of the changes
+        start="",
+        evaluated=choice.evaluated or choice.bench,
+        changes=changes,
+    )
 
 
 def _tuned(best: Sequence[Item], start: Sequence[Item], search: Searched) -> list[Item]:
@@ -123,3 +141,115 @@ def _tuned(best: Sequence[Item], start: Sequence[Item], search: Searched) -> lis
             )
         )
     return items
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trial whose fold models are delivered: the start of a search, or its choice."""
+
+    technique: str
+    setting: str
+    """One of `tuning.spaces.SETTINGS`."""
+    folds: Mapping[str, Sequence[Fold]]
+    """Folds of each source, by its name."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that differ from the fixed protocol, by group (`Searched.changes`); empty for those
+    that its family starts from.
+    """
+
+
+def fold_plan(
+    tuning: Tuning,
+    search: SearchPlan,
+    start: Candidate,
+    chosen: Candidate | None,
+    store: Path,
+    *,
+    device: str,
+    tflops: float | None = None,
+) -> Plan:
+    """The fold runs of a search's start and of its choice, with their evaluations.
+
+    Each fold has the seed of its evaluation. What trials share, such as a pretraining on the whole
+    training split, is shared here, too.
+
+    Args:
+        tuning: The request; its first seed is the search's.
+        search: The search, whose name precedes those of the choice's items.
+        start: Trial 0.
+        chosen: The choice; None if that is the start.
+        store: As in `make_plan`, whose estimates are those of runs on all labels.
+        device: As in `make_plan`.
+        tflops: As in `make_plan`.
+    """
+    items: dict[str, Item] = {}
+    notes: list[str] = []
+    basis = ""
+    for candidate in (start, *([] if chosen is None else [chosen])):
+        setting = "linear" if candidate.setting == PRETRAIN else candidate.setting
+        choice = replace(
+            started(tuning, replace(search, technique=candidate.technique)),
+            settings=(setting,),
+            seeds=tuning.choice.seeds[:1],
+        )
+        usual = make_plan(choice, store, device=device, tflops=tflops)
+        changed = usual
+        if candidate.changes:
+            changed = make_plan(
+                _changed(choice, candidate.changes), store, device=device, tflops=tflops
+            )
+        prefix = f"{search.name}/" if candidate.changes else ""
+        of_candidate = _of_folds(
+            of_sources(usual, search), of_sources(changed, search), candidate, prefix
+        )
+        items |= {item.name: item for item in of_candidate}
+        basis = basis or usual.basis
+        notes += usual.notes
+    return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes)))
+
+
+def _of_folds(
+    usual: Sequence[Item], changed: Sequence[Item], candidate: Candidate, prefix: str
+) -> Iterator[Item]:
+    """Items that all folds share, and those of each fold.
+
+    ``usual`` have the settings that the family starts from, ``changed`` those of the candidate.
+    """
+    shared = {item.name: item for item in usual if _is_shared(item, candidate)}
+    yield from shared.values()
+    executions = {item.name: item.settings.execution for item in usual}
+    for source, folds in candidate.folds.items():
+        items = [i for i in changed if i.source == source and not _is_shared(i, candidate)]
+        for fold in folds:
+            names = {i.name: prefix + _named(i, fold) for i in items}
+            for item in items:
+                settings = replace(item.settings, execution=executions[item.name])
+                yield _of_fold(
+                    replace(
+                        item,
+                        name=names[item.name],
+                        after=names.get(item.after or "", item.after),
+                        settings=settings,
+                    ),
+                    fold,
+                )
+
+
+def _is_shared(item: Item, candidate: Candidate) -> bool:
+    """Whether an item is a pretraining that all trials start from."""
+    is_within = candidate.setting == PRETRAIN or isinstance(item.step, Fit)
+    return not item.step.scores and not is_within
+
+
+def _named(item: Item, fold: Fold) -> str:
+    return item.name.replace(f"/seed-{item.seed}/", f"/fold-{fold.evaluation}/")
+
+
+def _of_fold(item: Item, fold: Fold) -> Item:
+    """An item of the plan of one seed, the search's, for a fold."""
+    seed = seed_of(item.seed, fold.evaluation)
+    of_run: Fold | None = fold if item.step.makes_run else None
+    if not item.step.scores:  # kernels are fitted within seconds
+        kept = None if fold.model is None or isinstance(item.step, Fit) else fold.model / PRETRAINED
+        of_run = replace(fold, model=kept)
+    return replace(item, seed=seed, settings=replace(item.settings, seed=seed), fold=of_run)

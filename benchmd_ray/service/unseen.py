@@ -29,13 +29,16 @@ def patients_of(catalog: Catalog, splits: Iterable[str]) -> set[str]:
     return {patient for table in tables for patient in table["group_id"].to_pylist()}
 
 
-def seen_of(source: Catalog) -> dict[str, list[str]]:
-    """Hashed patients that a pretraining on a catalog sees, by the digest of each catalog."""
-    return {m.digest: sorted(patients_of(m, splits_of(m))) for m in members_of(source)}
+def seen_of(source: Catalog, inner: Catalog | None = None) -> dict[str, list[str]]:
+    """Hashed patients that a pretraining sees, by the digest of each catalog.
+
+    With ``inner`` it is on that inner catalog of the source.
+    """
+    return {m.digest: sorted(patients_of(inner or m, splits_of(m))) for m in members_of(source)}
 
 
-def write_seen(folder: Path, source: Catalog) -> None:
-    write_hashed_json(folder / SEEN, {"patients": seen_of(source)}, of=folder)
+def write_seen(folder: Path, source: Catalog, inner: Catalog | None) -> None:
+    write_hashed_json(folder / SEEN, {"patients": seen_of(source, inner)}, of=folder)
 
 
 def keep_seen(pretraining: Path, transfer: Path) -> None:

@@ -15,8 +15,24 @@ from benchmd_ray.storage.location import Location
 RESULT = "training.json"
 SHARED = Path("features")
 """Folder of the features of frozen encoders in a node's cache."""
+PRETRAINED = "pretrain"
+"""Subfolder of a fold's weights with those of a pretraining within the trial."""
 STANDARDISED_ON = 512
 """Training records, at most, by which the features of random kernels are standardised."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What a fold run is trained on instead of all training records of its source."""
+
+    evaluation: int
+    """Number of the evaluation of a search."""
+    catalog: Location
+    """Inner catalog of that evaluation."""
+    model: Location | None = None
+    """Folder with the weights that the search kept of it: ``model.safetensors``, ``model.json``,
+    `RESULT`, and in `PRETRAINED` those of its pretraining; None if it kept none.
+    """
 
 
 @dataclass(frozen=True)
@@ -68,7 +84,14 @@ def selected_by(task: Task) -> str:
     return f"validation_{task.selected_by}"
 
 
-def transfer_result(folder: Path, score: str = "validation_auroc") -> dict[str, Any]:
-    """Validated `RESULT` of a run: best_epoch, the score (`selected_by`), training_records."""
+def transfer_result(
+    folder: Path, score: str = "validation_auroc", *, copied: bool = False
+) -> dict[str, Any]:
+    """Validated `RESULT` of a run: best_epoch, the score (`selected_by`), training_records.
+
+    One that is ``copied`` names the folder that it was written for.
+    """
     form = {"best_epoch": Count, score: Finite, "training_records": Count}
-    return read_hashed_json(folder / RESULT, made_again(folder), form, of=folder)
+    whose = None if copied else folder
+    result = read_hashed_json(folder / RESULT, made_again(folder), form, of=whose)
+    return {name: result[name] for name in form}

@@ -189,14 +189,24 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
         _export(job, catalog, data, best)
 
 
-def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) -> None:
+def model_about(job: TransferJob, catalog: Catalog) -> dict[str, Any]:
+    """What `export_model` states of the model of a job on a `normalised` catalog."""
     transfer = job.settings.transfer
     # Augmentation is not used if each record is encoded once.
     augmentation = AugmentationSettings() if transfer.freezes else transfer.augmentation
-    about = (job.settings.encoder, catalog.signal, catalog.statistics, catalog.task, augmentation)
-    nearest = transfer.neighbours if transfer.mode == "knn" else None
-    chosen = transfer.normalisation if job.upstream is not None else "catalog"
-    export_model(job.folder, best.weights, *about, nearest=nearest, normalisation=chosen)
+    return {
+        "encoder": job.settings.encoder,
+        "signal": catalog.signal,
+        "statistics": catalog.statistics,
+        "task": catalog.task,
+        "augmentation": augmentation,
+        "nearest": transfer.neighbours if transfer.mode == "knn" else None,
+        "normalisation": transfer.normalisation if job.upstream is not None else "catalog",
+    }
+
+
+def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) -> None:
+    export_model(job.folder, best.weights, **model_about(job, catalog))
     write_hashed_json(
         job.folder / RESULT,
         {
