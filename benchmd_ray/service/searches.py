@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.inner import seen_splits, splits_seen
+from benchmd_ray.data.inner import Labelled, patients_seen, splits_seen
 from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.data.pooled import digests, members_of, open_pretraining
 from benchmd_ray.errors import BenchmdError, unknown_name
@@ -28,6 +28,7 @@ from benchmd_ray.service.choice import (
     technique_settings,
     with_setting,
 )
+from benchmd_ray.service.cost import labelled_rows
 from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.learning import search_kind
 from benchmd_ray.service.naming import file_name, transfer_parts
@@ -104,6 +105,8 @@ class SearchPlan:
     """Settings that are tried right after the start."""
     pretrained_on: tuple[str, ...] = ()
     """Digests of the catalogs that all trials' pretraining is on, if not the source's own."""
+    related: tuple[PlannedDataset, ...] = ()
+    """Targets of a source's origin: the search sees none of the patients scored there."""
 
     @property
     def stage(self) -> Stage:
@@ -131,6 +134,7 @@ class SearchPlan:
             "space": self.space.as_dict(),
             "method": vars(self.method),
             "portfolio": [asdict(settings) for settings in self.portfolio],
+            "related": sorted(str(target.digest) for target in self.related),
             **({"pretrained_on": self.pretrained_on} if self.pretrained_on else {}),
         }
 
@@ -235,6 +239,7 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
     chosen = chosen_datasets(tuning.choice)
     sources = [dataset for dataset in chosen.datasets if dataset.role == "source"]
     targets = [dataset for dataset in chosen.datasets if dataset.role == "target"]
+    scored = [*targets, *(dataset for dataset in chosen.also if dataset.role == "target")]
     groups = [sources] if tuning.method.universal else [[source] for source in sources]
     plans: list[SearchPlan] = []
     reasons: list[str] = []
@@ -244,9 +249,9 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
             for setting in dict.fromkeys(tuning.searched):
                 try:
                     plan = _planned(tuning, group, technique, setting, names=names, gpu=gpu)
-                    plans.append(
-                        replace(plan, portfolio=_tried_first(tuning.portfolio, plan, targets))
-                    )
+                    tried_first = _tried_first(tuning.portfolio, plan, targets)
+                    related = _related(group, scored)
+                    plans.append(replace(plan, portfolio=tried_first, related=related))
                 except _SkippedError as reason:
                     reasons.append(str(reason))
     if not plans:
@@ -255,6 +260,26 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
         if name not in names:
             raise unknown_name("setting to hold with --fix:", name, names)
     return plans
+
+
+def _related(
+    sources: Sequence[PlannedDataset], targets: Sequence[PlannedDataset]
+) -> tuple[PlannedDataset, ...]:
+    """Targets that are scored with a source and have its origin."""
+    return tuple(
+        target
+        for target in targets
+        if any(
+            target.policy == source.policy and of_one_origin(target.name, source.name)
+            for source in sources
+        )
+    )
+
+
+def labels_of(settings: Settings) -> Labelled | None:
+    """The labels that a search of a few-label setting uses; None for all."""
+    per_class = settings.transfer.labels_per_class
+    return None if per_class is None else Labelled(per_class, settings.seed)
 
 
 class _SkippedError(Exception):
@@ -328,7 +353,7 @@ def _planned(
     if tuning.method.universal:
         _require_modalities(group)
     space = shared(spaces) if len(group) > 1 else spaces[0]
-    patients = min(map(_patients, group))
+    patients = min(map(_patients, group, starts))
     if tuning.method.choosing == "confirmed" and patients < TEST_PATIENTS:
         which = " and ".join(source.name for source in group)
         raise BenchmdError(
@@ -384,13 +409,18 @@ def _tried_first(
     return chosen_settings(portfolio, kind, plan.space, usable)
 
 
-def _patients(source: PlannedDataset) -> int:
+def records_seen(source: PlannedDataset, start: Settings) -> int:
+    """Most records of a source that a search sees; of a few-label setting, those of its labels."""
+    if labels_of(start) is not None:
+        return labelled_rows(start.transfer, source)
+    return sum(source.rows[split] for split in splits_seen(source.rows, source.scored))
+
+
+def _patients(source: PlannedDataset, start: Settings) -> int:
     """Patients of a source that a search sees; without a catalog, the number of records."""
     if source.catalog is None:
-        return sum(source.rows[split] for split in splits_seen(source.rows, source.scored))
-    catalog = open_catalog(source.catalog)
-    splits = catalog.manifest["splits"]
-    return sum(int(splits[split]["patients"]) for split in seen_splits(catalog))
+        return records_seen(source, start)
+    return patients_seen(open_catalog(source.catalog), labelled=labels_of(start))
 
 
 def _require_modalities(group: Sequence[PlannedDataset]) -> None:

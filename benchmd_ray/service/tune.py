@@ -17,19 +17,27 @@ import torch
 from benchmd_ray.cluster.connection import connected, embedded, own_cpus
 from benchmd_ray.console.interrupts import Stopping, stopping
 from benchmd_ray.data.catalog import Catalog, confined, open_catalog
-from benchmd_ray.data.inner import inner_catalog
+from benchmd_ray.data.inner import barred_patients, inner_catalog
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files.integrity import hash_path, is_whole, write_hash
 from benchmd_ray.models.imagenet import imagenet_weights
 from benchmd_ray.runs.files import INNER, SEARCHES
 from benchmd_ray.runs.places import backing_of, location_of
 from benchmd_ray.runs.store import read_run, require_weights
+from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.logged import LoggedSearch, quieted
 from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.search_session import Searched, Session, TrialObserver
-from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, of_sources, planned_searches
+from benchmd_ray.service.searches import (
+    Inner,
+    SearchPlan,
+    Tuning,
+    labels_of,
+    of_sources,
+    planned_searches,
+)
 from benchmd_ray.service.trial_place import Room, memory_of
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
@@ -81,7 +89,8 @@ def run_searches(
                 backing.searching(folder) as alone,
                 stopping() as stop,
             ):
-                inner = [_inner(source.catalog, store, plan, stop) for source in plan.sources]
+                pairs = zip(plan.sources, plan.starts, strict=True)
+                inner = [_inner(source, start, store, plan, stop) for source, start in pairs]
                 say(f"{plan.name}: {_counts(plan, inner)}")
                 upstream = _upstream(tuning, plan, store, say, cpus=cpus, quiet=quiet)
                 with confined(one.path for catalogs in inner for one in catalogs.values()):
@@ -142,11 +151,16 @@ def _cpus_of_workers(tuning: Tuning) -> int:
     return max(one.workers * one.cpus_per_worker + 1 if one.workers > 1 else 0 for one in each)
 
 
-def _inner(path: Location | None, store: Path, plan: SearchPlan, stop: Stopping) -> Inner:
-    assert path is not None  # `planned_searches` was given catalogs
-    source, folder = open_catalog(path), location_of(store) / INNER / "catalogs"
+def _inner(
+    source: PlannedDataset, start: Settings, store: Path, plan: SearchPlan, stop: Stopping
+) -> Inner:
+    assert source.catalog is not None  # `planned_searches` was given catalogs
+    catalog, folder = open_catalog(source.catalog), location_of(store) / INNER / "catalogs"
+    targets = (open_catalog(target.catalog) for target in plan.related if target.catalog)
+    barred, labelled = barred_patients(catalog, targets), labels_of(start)
     return {
-        number: inner_catalog(source, folder, number, stop.check) for number in plan.evaluations
+        number: inner_catalog(catalog, folder, number, stop.check, barred=barred, labelled=labelled)
+        for number in plan.evaluations
     }
 
 

@@ -8,7 +8,7 @@ until a trial has a score. `read_search` validates them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from benchmd_ray.files.integrity import (
 )
 from benchmd_ray.files.parquet import read_table
 from benchmd_ray.runs.files import RESULT, SEARCH, SEARCHES, TRIALS
-from benchmd_ray.settings.definition import LABEL_SETTINGS, Settings, updated
+from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.tuning.confirm import LEVEL
 from benchmd_ray.tuning.record_form import PlanForm, plan_fault, result_fault, trials_fault
 
@@ -82,24 +82,6 @@ RULE = (
     "them, by patients, seeds and cuts); if several do, the one with the largest difference"
 )
 """The rule of choice (`tuning.confirm`), for readers of results."""
-OVERLAP = (
-    "Under the policy released some patients have records in both the training split and a scored "
-    "one. A search has then seen patients who are scored later, so its gains on the source's own "
-    "splits are too high."
-)
-ALL_LABELS = (
-    "A search of a few-label setting trains on few labels, but scores its trials with the labels "
-    "of all records of a fold: it uses more labels than the setting names."
-)
-"""Departures from decisions D21 and D22, for readers of searches and their results."""
-
-
-def limits_of(policies: Iterable[str], settings: Iterable[str]) -> list[str]:
-    """Limitations of searches with these policies and settings, for readers."""
-    names = {name.strip() for text in policies for name in text.split(",")}
-    few = {f"-{name}" for name, count in LABEL_SETTINGS.items() if count is not None}
-    lines = [OVERLAP] if "released" in names else []
-    return [*lines, *([ALL_LABELS] if any(s.endswith(tuple(few)) for s in settings) else [])]
 
 
 @dataclass(frozen=True, eq=False)
