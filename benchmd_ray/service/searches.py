@@ -417,10 +417,11 @@ def records_seen(source: PlannedDataset, start: Settings) -> int:
 
 
 def _patients(source: PlannedDataset, start: Settings) -> int:
-    """Patients of a source that a search sees; without a catalog, the number of records."""
+    """Most patients of a source that a search sees; without a catalog, the number of records."""
+    records = records_seen(source, start)
     if source.catalog is None:
-        return records_seen(source, start)
-    return patients_seen(open_catalog(source.catalog), labelled=labels_of(start))
+        return records
+    return min(records, patients_seen(open_catalog(source.catalog)))
 
 
 def _require_modalities(group: Sequence[PlannedDataset]) -> None:
