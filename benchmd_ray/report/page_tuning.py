@@ -12,7 +12,7 @@ from benchmd_ray.report.page_findings import BETTER, difference_text, judged, la
 from benchmd_ray.report.protocols import ENSEMBLES
 from benchmd_ray.report.table import shown
 from benchmd_ray.report.tuning_frames import FRESH, HIGHEST
-from benchmd_ray.tuning.records import RULE, limits_of
+from benchmd_ray.tuning.records import RULE
 
 if TYPE_CHECKING:
     from benchmd_ray.report.analysis import Analysis
@@ -36,7 +36,6 @@ def tuning_sentences(analysis: Analysis) -> list[str]:
             "folds of the training split, together with the validation split where that is not "
             f"scored. {' '.join(rules)}"
         )
-        lines += limits_of(*(set(analysis.searches[name]) for name in ("policy", "setting")))
     return lines
 
 

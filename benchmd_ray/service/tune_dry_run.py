@@ -16,16 +16,26 @@ from benchmd_ray.report.formats import aligned
 from benchmd_ray.runs.files import SEARCHES, TRIALS
 from benchmd_ray.runs.places import backing_of
 from benchmd_ray.service.capacity import Capacity
+from benchmd_ray.service.cost import labelled_rows
 from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.dry_run import DryRun, size
 from benchmd_ray.service.plan import Item, Plan, make_plan
-from benchmd_ray.service.searches import SearchPlan, Tuning, of_sources, planned_searches, started
+from benchmd_ray.service.searches import (
+    SearchPlan,
+    Tuning,
+    labels_of,
+    of_sources,
+    planned_searches,
+    records_seen,
+    started,
+)
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.trial_place import longest, place_of
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.limits import CONFIRMING_AT_ONCE, Budget, Place
 from benchmd_ray.tuning.racing import expected_evaluations, rungs, steps_within
-from benchmd_ray.tuning.records import limits_of, read_search
+from benchmd_ray.tuning.records import read_search
 
 
 def estimate_searches(
@@ -101,7 +111,6 @@ def _estimate(search: _Search, store: Path) -> DryRun:
         resources=search.resources,
         disk_bytes=disk,
         after_seconds=after,
-        warnings=tuple(limits_of([source.policy for source in plan.sources], [plan.setting])),
         from_cards=not search.tuning.choice.catalogs,
     )
 
@@ -113,7 +122,8 @@ def _work(search: _Search) -> list[str]:
     title = plan.name if search.has_catalogs else "A search"
     lines = [
         f"{title}: {plan.technique}, {plan.setting}, on {sources}",
-        f"Scored by {_objective(plan)} on {'; '.join(map(_validation, plan.sources))}.",
+        f"Scored by {_objective(plan)} on "
+        f"{'; '.join(map(_validation, plan.sources, plan.starts))}.",
         f"{_budget(tuning.budget)}, {search.place.at_once} at once, sampler {plan.method.sampler}, "
         f"{_stopping(plan)}.",
     ]
@@ -125,14 +135,14 @@ def _work(search: _Search) -> list[str]:
 
 
 def _inner_bytes(plan: SearchPlan) -> int:
-    """Bytes of the shards that an inner catalog copies."""
-    return sum(
-        int(shard["bytes"])
-        for source in plan.sources
-        if source.catalog
-        for shard in open_catalog(source.catalog).manifest["shards"]
-        if shard["split"] in _seen(source)
-    )
+    """Bytes of the records that an inner catalog copies."""
+    total = 0.0
+    for source, start in zip(plan.sources, plan.starts, strict=True):
+        shards = open_catalog(source.catalog).manifest["shards"] if source.catalog else ()
+        size = sum(int(shard["bytes"]) for shard in shards if shard["split"] in _seen(source))
+        whole = sum(source.rows[split] for split in _seen(source))
+        total += size * records_seen(source, start) / max(1, whole)
+    return round(total)
 
 
 def _seen(source: PlannedDataset) -> tuple[str, ...]:
@@ -140,17 +150,16 @@ def _seen(source: PlannedDataset) -> tuple[str, ...]:
     return splits_seen(source.rows, source.scored)
 
 
-def _inner_share(source: PlannedDataset) -> float:
-    """Records that an evaluation trains on, as a fraction of the training split."""
-    rows = sum(source.rows[split] for split in _seen(source))
-    return (1 - 1 / FOLDS) * rows / source.rows["train"]
+def _inner_share(source: PlannedDataset, start: Settings) -> float:
+    """Records that an evaluation trains on, as a fraction of those of a run."""
+    return (1 - 1 / FOLDS) * records_seen(source, start) / labelled_rows(start.transfer, source)
 
 
-def _validation(source: PlannedDataset) -> str:
+def _validation(source: PlannedDataset, start: Settings) -> str:
     """What an evaluation is scored on, in words."""
-    rows = sum(source.rows[split] for split in _seen(source))
-    splits = " and ".join(_seen(source))
-    return f"1 / {FOLDS} of the {rows:,} {splits} records of {source.name}, by patient"
+    rows, few = records_seen(source, start), labels_of(start) is not None
+    which = "labelled train" if few else " and ".join(_seen(source))
+    return f"1 / {FOLDS} of the {rows:,} {which} records of {source.name}, by patient"
 
 
 def _objective(plan: SearchPlan) -> str:
@@ -212,7 +221,8 @@ def _evaluation_seconds(search: _Search) -> tuple[float, float]:
     items = [
         i for i in search.items if i.seed == search.tuning.choice.seeds[0] and i.step.makes_run
     ]
-    share = {source.name: _inner_share(source) for source in plan.sources}
+    pairs = zip(plan.sources, plan.starts, strict=True)
+    share = {source.name: _inner_share(source, start) for source, start in pairs}
     pretrained, transferred = (
         sum(i.seconds * share.get(i.source, 1.0) for i in items if i.step.scores is scores)
         for scores in (False, True)

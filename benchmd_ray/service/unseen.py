@@ -12,7 +12,7 @@ from typing import Any
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.data.pooled import members_of, splits_of
-from benchmd_ray.data.resident import split_table
+from benchmd_ray.data.resident import patients_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.integrity import write_hashed_json
 from benchmd_ray.runs.pretraining_data import SEEN, Seen, read_seen
@@ -21,12 +21,6 @@ REMEDY = (
     "Leave that dataset out of the pretraining or of what is scored, or build the catalog of the "
     "pretraining without these patients."
 )
-
-
-def patients_of(catalog: Catalog, splits: Iterable[str]) -> set[str]:
-    """Hashed patients of some splits."""
-    tables = (split_table(catalog, split, ["group_id"]) for split in splits)
-    return {patient for table in tables for patient in table["group_id"].to_pylist()}
 
 
 def seen_of(source: Catalog, inner: Catalog | None = None) -> dict[str, list[str]]:
