@@ -30,13 +30,22 @@ from benchmd_ray.service.trial_place import Room, longest
 from benchmd_ray.settings.definition import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder
 from benchmd_ray.storage.location import Location
+from benchmd_ray.training.jobs import Fold
+from benchmd_ray.tuning.families import Family, by_name
 from benchmd_ray.tuning.ladder import START, steps_within
 from benchmd_ray.tuning.limits import Limits
 from benchmd_ray.tuning.records import STATES, read_plan, read_trials
 from benchmd_ray.tuning.search import search
 from benchmd_ray.tuning.stages import Arm, FamilyWork, TrialContext
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial_files import KEPT, MOST_SECONDS, TRIALS, keep_best, leave_only
+from benchmd_ray.tuning.trial_files import (
+    KEPT,
+    MOST_SECONDS,
+    TRIALS,
+    keep_best,
+    leave_only,
+    model_folder,
+)
 from benchmd_ray.tuning.trials import Trial, best_of_families
 from benchmd_ray.tuning.written import (
     best_settings,
@@ -72,12 +81,26 @@ class Searched:
     """By how much the score of the choice is too high for having been the highest."""
     device_hours: float
     device: str
+    catalogs: Mapping[int, Sequence[Location]]
+    """Inner catalogs of each evaluation whose models are averaged, by source."""
+    kept: Location
+    """The search's folder on the storage of its trials, with the weights that it kept."""
 
-    @property
-    def folds(self) -> range:
-        """Evaluations whose models are averaged."""
-        assert self.chosen is not None
-        return folds(self.chosen)
+    def family_of(self, number: int) -> Family:
+        """Family of a trial."""
+        return by_name(self.plan.families)[self.trials[number].family]
+
+    def folds_of(self, number: int) -> dict[str, list[Fold]]:
+        """Folds of a trial's models that are averaged, by source."""
+        return {
+            source.name: [
+                Fold(
+                    evaluation, catalogs[place], model_folder(self.kept, number, evaluation, place)
+                )
+                for evaluation, catalogs in self.catalogs.items()
+            ]
+            for place, source in enumerate(self.plan.sources)
+        }
 
     @property
     def lines(self) -> list[str]:
@@ -205,8 +228,10 @@ class Session:
                 self._tidy(study)
         device = "GPU" if self.place.gpus else "CPU"
         changes: Mapping[str, Any] = {}
+        catalogs: Mapping[int, Sequence[Location]] = {}
         if chosen is not None:
             changes = best_settings(folder, self.work, self._bases[chosen.family], chosen)
+            catalogs = {evaluation: self._at(evaluation) for evaluation in folds(chosen)}
         return Searched(
             plan,
             folder,
@@ -216,6 +241,8 @@ class Session:
             study.optimism(),
             limits.device_hours,
             device,
+            catalogs,
+            self.work.folder,
         )
 
     def _at(self, evaluation: int) -> list[Location]:

@@ -1,9 +1,9 @@
-"""A search, followed by runs of its start and its choice: on folds, or on all labels."""
+"""A search, followed by runs of its start and its choice: on folds, and maybe on all labels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,22 @@ from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import (
     SearchPlan,
     Tuning,
+    family_choice,
+    family_stage,
     of_sources,
     planned_searches,
-    started,
 )
-from benchmd_ray.service.steps import Fit
 from benchmd_ray.service.tracked import TrackedSearch, observers
 from benchmd_ray.service.tune import run_searches, tuning_cluster
+from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tracking.dashboard import Dashboard
 from benchmd_ray.training.jobs import PRETRAINED, Fold
-from benchmd_ray.tuning.spaces import PRETRAIN
+from benchmd_ray.tuning.families import Family
+from benchmd_ray.tuning.ladder import START
 from benchmd_ray.tuning.trial import seed_of
+
+Folds = Mapping[str, Sequence[Fold]]
+"""Folds of each source, by its name."""
 
 
 def search_and_train(
@@ -40,7 +45,9 @@ def search_and_train(
     tflops: float | None = None,
     search_only: bool = False,
 ) -> bool:
-    """Search, and train the choice unless asked not to; returns whether everything was done.
+    """Search, and score the fold models of start and choice unless asked not to.
+
+    Returns whether everything was done.
 
     Raises:
         Busy: Another process works on one of these searches.
@@ -54,13 +61,11 @@ def search_and_train(
             tuning, plans, store, say=say, cpus=cpus, own=is_embedded, observer=observer
         )
     whole = all(search.chosen is not None for search in searched)
-    if search_only:
+    plan = final_plan(tuning, searched, store, tflops=tflops)
+    if search_only or plan is None:
         return whole
-    device = searched[0].plan.starts[0].execution.device
-    plan = retraining_plan(tuning, searched, store, device=device, tflops=tflops)
-    if plan is None:
-        return whole
-    say(f"{len(plan.items)} entries: start and best on the whole training split")
+    which = "fold models of start and choice" + " and models on all labels" * tuning.single
+    say(f"{len(plan.items)} entries: {which}")
     outcome = run_plan(
         plan,
         store,
@@ -75,40 +80,89 @@ def search_and_train(
     return whole and outcome.whole
 
 
-def retraining_plan(
-    tuning: Tuning,
-    searched: Sequence[Searched],
-    store: Path,
-    *,
-    device: str,
-    tflops: float | None = None,
+def final_plan(
+    tuning: Tuning, searched: Sequence[Searched], store: Path, *, tflops: float | None = None
 ) -> Plan | None:
     """The runs of start and choice for finished searches; None if nothing was chosen."""
     items: dict[str, Item] = {}
-    notes: list[str] = []
+    notes: dict[str, None] = {}
     basis = ""
     for search in searched:
         if search.chosen is None:
             continue
-        start = make_plan(started(tuning, search.plan), store, device=device, tflops=tflops)
-        basis = start.basis
-        notes += start.notes
-        start_items = of_sources(start, search.plan)
-        items |= {item.name: item for item in start_items}
-        if search.chosen.trial.number == 0:
-            continue
-        choice = _changed(started(tuning, search.plan), search.changes)
-        best = make_plan(choice, store, device=device, tflops=tflops)
-        items |= {
-            item.name: item for item in _tuned(of_sources(best, search.plan), start_items, search)
-        }
-    return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes))) if items else None
+        numbers = dict.fromkeys((START, search.chosen.number))
+        for number in numbers:
+            changes = search.changes if number else {}
+            family = search.family_of(number)
+            for folds in (search.folds_of(number), *([None] if tuning.single else [])):
+                plan = candidate_plan(
+                    tuning, search.plan, family, changes, folds, store, tflops=tflops
+                )
+                items |= {item.name: item for item in plan.items}
+                notes |= dict.fromkeys(plan.notes)
+                basis = basis or plan.basis
+    return Plan(tuple(items.values()), basis, (*notes,)) if items else None
+
+
+def candidate_plan(
+    tuning: Tuning,
+    search: SearchPlan,
+    family: Family,
+    changes: Mapping[str, Any],
+    folds: Folds | None,
+    store: Path,
+    *,
+    tflops: float | None = None,
+) -> Plan:
+    """The runs of the start of a search or of its choice, with their evaluations.
+
+    What trials share, such as a pretraining on the whole training split, is shared here, too.
+
+    Args:
+        tuning: The request; its first seed is the search's.
+        search: The search, whose name precedes those of the choice's items.
+        family: That of the trial.
+        changes: Settings that differ from the fixed protocol, by group; empty for the start.
+        folds: Those of the fold runs, each with the seed of its evaluation; None for runs on all
+            labels, with each seed of the request.
+        store: As in `make_plan`.
+        tflops: As in `make_plan`.
+    """
+    choice = replace(
+        family_choice(tuning, family.technique, family.setting),
+        modalities=tuple(source.modality for source in search.sources),
+        seeds=tuning.choice.seeds if folds is None else tuning.choice.seeds[:1],
+    )
+    device = family.settings[0].execution.device
+    usual = make_plan(choice, store, device=device, tflops=tflops)
+    plan = usual
+    if changes:
+        plan = make_plan(_changed(choice, changes), store, device=device, tflops=tflops)
+    before = {item.name: item for item in of_sources(usual, search)}
+    # Of the choice, what it runs as the start does.
+    items = [
+        replace(
+            item, settings=replace(item.settings, execution=before[item.name].settings.execution)
+        )
+        for item in of_sources(plan, search)
+    ]
+    prefix = f"{search.name}/" if changes else ""
+    if folds is None:
+        shared = {i.name for i in items if not i.step.scores and _trains_alike(before[i.name], i)}
+        final = list(_renamed(items, shared, lambda item: prefix + item.name))
+    else:
+        within = family.technique != SCRATCH and family_stage(family).pretrains
+        shared = {item.name for item in items if not (item.step.scores or within)}
+        final = [item for item in items if item.name in shared]
+        for source, of_source in folds.items():
+            own = [i for i in items if i.source == source and i.name not in shared]
+            for fold in of_source:
+                final += _of_fold(own, shared, fold, prefix)
+    return Plan(tuple(final), usual.basis, usual.notes)
 
 
 def _changed(choice: Choice, changes: Mapping[str, Any]) -> Choice:
-    """A choice with the settings of a trial, if these differ from those of the start."""
-    if not changes:
-        return choice
+    """A choice with the settings of a trial instead of those of the start."""
     return replace(
         choice,
         overrides=(),
@@ -119,137 +173,31 @@ def _changed(choice: Choice, changes: Mapping[str, Any]) -> Choice:
     )
 
 
-def _tuned(best: Sequence[Item], start: Sequence[Item], search: Searched) -> list[Item]:
-    """Renamed items of the best settings, without those shared with the start."""
-    by_name = {item.name: item for item in start}
-    named: dict[str, str] = {}
-    items = []
-    for item in best:
-        before, settings = by_name[item.name].settings, item.settings
-        named[item.name] = f"{search.plan.name}/{item.name}"
-        if not item.step.scores:
-            unchanged = (before.encoder, before.pretrain) == (settings.encoder, settings.pretrain)
-            if unchanged:  # the search varied only the transfer
-                named[item.name] = item.name
-                continue
-        items.append(
-            replace(
-                item,
-                name=named[item.name],
-                after=None if item.after is None else named[item.after],
-                settings=replace(settings, execution=before.execution),
-            )
-        )
-    return items
+def _trains_alike(item: Item, other: Item) -> bool:
+    """Whether two pretrainings are the same, as a search varied only the transfer."""
+    ours, theirs = item.settings, other.settings
+    return (ours.encoder, ours.pretrain) == (theirs.encoder, theirs.pretrain)
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A trial whose fold models are delivered: the start of a search, or its choice."""
-
-    technique: str
-    setting: str
-    """One of `tuning.spaces.SETTINGS`."""
-    folds: Mapping[str, Sequence[Fold]]
-    """Folds of each source, by its name."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that differ from the fixed protocol, by group (`Searched.changes`); empty for those
-    that its family starts from.
-    """
-
-
-def fold_plan(
-    tuning: Tuning,
-    search: SearchPlan,
-    start: Candidate,
-    chosen: Candidate | None,
-    store: Path,
-    *,
-    device: str,
-    tflops: float | None = None,
-) -> Plan:
-    """The fold runs of a search's start and of its choice, with their evaluations.
-
-    Each fold has the seed of its evaluation. What trials share, such as a pretraining on the whole
-    training split, is shared here, too.
-
-    Args:
-        tuning: The request; its first seed is the search's.
-        search: The search, whose name precedes those of the choice's items.
-        start: Trial 0.
-        chosen: The choice; None if that is the start.
-        store: As in `make_plan`, whose estimates are those of runs on all labels.
-        device: As in `make_plan`.
-        tflops: As in `make_plan`.
-    """
-    items: dict[str, Item] = {}
-    notes: list[str] = []
-    basis = ""
-    for candidate in (start, *([] if chosen is None else [chosen])):
-        setting = "linear" if candidate.setting == PRETRAIN else candidate.setting
-        choice = replace(
-            started(tuning, replace(search, technique=candidate.technique)),
-            settings=(setting,),
-            seeds=tuning.choice.seeds[:1],
-        )
-        usual = make_plan(choice, store, device=device, tflops=tflops)
-        changed = usual
-        if candidate.changes:
-            changed = make_plan(
-                _changed(choice, candidate.changes), store, device=device, tflops=tflops
-            )
-        prefix = f"{search.name}/" if candidate.changes else ""
-        of_candidate = _of_folds(
-            of_sources(usual, search), of_sources(changed, search), candidate, prefix
-        )
-        items |= {item.name: item for item in of_candidate}
-        basis = basis or usual.basis
-        notes += usual.notes
-    return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes)))
-
-
-def _of_folds(
-    usual: Sequence[Item], changed: Sequence[Item], candidate: Candidate, prefix: str
+def _renamed(
+    items: Sequence[Item], shared: set[str], name_of: Callable[[Item], str]
 ) -> Iterator[Item]:
-    """Items that all folds share, and those of each fold.
-
-    ``usual`` have the settings that the family starts from, ``changed`` those of the candidate.
-    """
-    shared = {item.name: item for item in usual if _is_shared(item, candidate)}
-    yield from shared.values()
-    executions = {item.name: item.settings.execution for item in usual}
-    for source, folds in candidate.folds.items():
-        items = [i for i in changed if i.source == source and not _is_shared(i, candidate)]
-        for fold in folds:
-            names = {i.name: prefix + _named(i, fold) for i in items}
-            for item in items:
-                settings = replace(item.settings, execution=executions[item.name])
-                yield _of_fold(
-                    replace(
-                        item,
-                        name=names[item.name],
-                        after=names.get(item.after or "", item.after),
-                        settings=settings,
-                    ),
-                    fold,
-                )
+    """Items with other names, except the shared ones."""
+    names = {item.name: item.name if item.name in shared else name_of(item) for item in items}
+    for item in items:
+        yield replace(item, name=names[item.name], after=names.get(item.after or "", item.after))
 
 
-def _is_shared(item: Item, candidate: Candidate) -> bool:
-    """Whether an item is a pretraining that all trials start from."""
-    is_within = candidate.setting == PRETRAIN or isinstance(item.step, Fit)
-    return not item.step.scores and not is_within
+def _of_fold(items: Sequence[Item], shared: set[str], fold: Fold, prefix: str) -> Iterator[Item]:
+    """Items of the plan of one seed, the search's, for a fold."""
 
+    def name_of(item: Item) -> str:
+        return prefix + item.name.replace(f"/seed-{item.seed}/", f"/fold-{fold.evaluation}/")
 
-def _named(item: Item, fold: Fold) -> str:
-    return item.name.replace(f"/seed-{item.seed}/", f"/fold-{fold.evaluation}/")
-
-
-def _of_fold(item: Item, fold: Fold) -> Item:
-    """An item of the plan of one seed, the search's, for a fold."""
-    seed = seed_of(item.seed, fold.evaluation)
-    of_run: Fold | None = fold if item.step.makes_run else None
-    if not item.step.scores:  # kernels are fitted within seconds
-        kept = None if fold.model is None or isinstance(item.step, Fit) else fold.model / PRETRAINED
-        of_run = replace(fold, model=kept)
-    return replace(item, seed=seed, settings=replace(item.settings, seed=seed), fold=of_run)
+    for item in _renamed(items, shared, name_of):
+        seed = seed_of(item.seed, fold.evaluation)
+        of_run: Fold | None = fold if item.step.makes_run else None
+        if of_run is not None and not item.step.scores:
+            kept = None if fold.model is None else fold.model / PRETRAINED
+            of_run = replace(fold, model=kept)
+        yield replace(item, seed=seed, settings=replace(item.settings, seed=seed), fold=of_run)
