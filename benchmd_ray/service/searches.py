@@ -63,7 +63,7 @@ class Tuning:
     """Settings of `SETTINGS` that are searched, of equal labels; empty: all `MODES` that a
     technique allows, with all labels."""
     space: Path | None = None
-    """YAML file of the user's own search space, for a search of one family."""
+    """YAML file of the user's own search space, of the family that a search starts from."""
     held: tuple[str, ...] = ()
     """Settings of the spaces that stay fixed."""
     method: Method = field(default_factory=Method)
@@ -315,13 +315,9 @@ def _planned(
             reasons.append(str(reason))
     if not families:
         raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(reasons)))
-    if len(families) > 1 and tuning.space is not None:
-        raise BenchmdError(
-            f"--space is the space of one family, and {len(families)} are searched: name one "
-            "--technique and one --setting."
-        )
     by_cost = sorted(families, key=lambda family: _cost(family, group[0]))
-    start = next((family for family in families if _is_start(tuning, family)), by_cost[0])
+    starts = (f for f in by_cost if _is_start(tuning, f.technique, f.setting))
+    start = next(starts, by_cost[0])
     ordered = (start, *(family for family in by_cost if family is not start))
     related = tuple(
         target
@@ -359,11 +355,11 @@ def _modes(technique: str, kind: Modality) -> tuple[str, ...]:
     return ("linear", "knn") if technique in BASELINES else MODES
 
 
-def _is_start(tuning: Tuning, family: Family) -> bool:
+def _is_start(tuning: Tuning, technique: str, setting: str) -> bool:
     """Whether a search starts from a family: the benchmark's, the first named, or scratch."""
     start = tuning.choice.chosen_start
-    technique = start.technique or (tuning.techniques or (SCRATCH,))[0]
-    return family.technique == technique and start.setting in (None, family.setting)
+    first = start.technique or (tuning.techniques or (SCRATCH,))[0]
+    return technique == first and start.setting in (None, setting)
 
 
 def _cost(family: Family, source: PlannedDataset) -> float:
@@ -396,7 +392,8 @@ def _family(
         start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
         require_fitting(source.kind.signal, start.encoder)
         start = resolve_settings(replace(start, seed=choice.seeds[0]), gpu=gpu)
-        space = space_of(technique, setting, source.kind, tuning.space)
+        path = tuning.space if _is_start(tuning, technique, setting) else None
+        space = space_of(technique, setting, source.kind, path)
         varied = {parameter.name for parameter in space.parameters}
         held = [name for name in tuning.held if name in varied]
         starts.append(start)

@@ -37,6 +37,17 @@ def steps_within(most: int) -> tuple[int, ...]:
     return tuple(step for step in (first, first * REDUCTION) if step < most)
 
 
+def expected_evaluations(trials: int, until: int) -> int:
+    """Evaluations of a search of so many trials, if none is stopped within its first."""
+    climbers, total = trials - 1, trials
+    for rung, following in itertools.pairwise(RUNGS):
+        if following > until or not climbers:
+            break
+        climbers = min(climbers, max(FEW, climbers // REDUCTION))
+        total += (climbers + 1) * (following - rung)
+    return total
+
+
 def falls_behind(score: float, reached: Sequence[float]) -> bool:
     """Whether a trial stops at a step, as it is not in the best third of those that reached it.
 
