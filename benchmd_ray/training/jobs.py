@@ -15,6 +15,8 @@ from benchmd_ray.storage.location import Location
 RESULT = "training.json"
 SHARED = Path("features")
 """Folder of the features of frozen encoders in a node's cache."""
+PRETRAINED = "pretrain"
+"""Subfolder of a fold's weights with those of a pretraining within the trial."""
 STANDARDISED_ON = 512
 """Training records, at most, by which the features of random kernels are standardised."""
 
@@ -59,8 +61,6 @@ class TransferJob:
     """
     halved: bool = False
     """Whether each epoch is scored on halves of the validation split too (`selection.crossed`)."""
-    scores_into: Path | None = None
-    """File of the probabilities of the validation records, rewritten after each epoch."""
 
 
 def selected_by(task: Task) -> str:
