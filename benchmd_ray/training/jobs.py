@@ -75,8 +75,6 @@ class TransferJob:
     """
     halved: bool = False
     """Whether each epoch is scored on halves of the validation split too (`selection.crossed`)."""
-    scores_into: Path | None = None
-    """File of the probabilities of the validation records, rewritten after each epoch."""
 
 
 def selected_by(task: Task) -> str:

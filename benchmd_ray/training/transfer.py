@@ -114,7 +114,6 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
     if job.upstream is not None:
         _require_same_architecture(job, job.upstream, catalog)
     data = transfer_data(job.settings, catalog, halved=job.halved)
-    data = replace(data, into=job.scores_into)
     if job.settings.transfer.mode == "finetune":
         require_balanceable(job.settings, catalog, data)
     return data
