@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +24,14 @@ from benchmd_ray.runs.predictions import CLASSIFIED, predictions_path
 from benchmd_ray.runs.store import Run, open_run
 from benchmd_ray.settings.definition import Settings, as_dict, default_settings, updated
 from benchmd_ray.ssl import protocol_encoder
+from benchmd_ray.tuning.families import name_of_family
+from benchmd_ray.tuning.ladder import (
+    chosen,
+    paired_differences,
+    paired_mean,
+    ranked,
+    standard_error,
+)
 from benchmd_ray.tuning.records import FORMAT, trials_schema
 
 HARDWARE = Hardware("A processor (family 6, model 85)", "PyTorch AVX512, NumPy X86_V4", "2")
@@ -110,6 +119,15 @@ def write_done(run: Run, **said: Any) -> Path:
     return run.folder / "done.json"
 
 
+def _of_fold(fold: int | None, seed: int) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """What run.json and its determinants state of a fold run, and its seed."""
+    if fold is None:
+        return {}, {}, seed
+    inner = f"digest of inner catalog {fold}"
+    about = {"fold": {"evaluation": fold, "inner": inner}}
+    return about, {"fold": inner}, 1000 * (seed + 1) + fold
+
+
 def make_pretraining(
     store: Path,
     technique: str,
@@ -121,10 +139,13 @@ def make_pretraining(
     fixed: bool = True,
     finished: bool = True,
     parts: Mapping[str, int] | None = None,
+    fold: int | None = None,
     **decisive: Any,
 ) -> Run:
     """A pretraining run with its metrics, without weights; `decisive` goes into determinants."""
+    stated, inner, seed = _of_fold(fold, seed)
     about = {
+        **stated,
         "kind": "pretrain",
         "technique": technique,
         "setting": "pretrain",
@@ -137,7 +158,7 @@ def make_pretraining(
         settings,
         "pretrain",
         about,
-        {"technique": technique, "parts": dict(parts or {}), **decisive},
+        {"technique": technique, "parts": dict(parts or {}), **inner, **decisive},
     )
     run = open_run(
         store, f"pretrain-{about['modality']}-{technique.replace('+', '-')}", description
@@ -169,9 +190,12 @@ def make_transfer(
     fixed: bool = True,
     finished: bool = True,
     parts: Mapping[str, int] | None = None,
+    fold: int | None = None,
     **about: Any,
 ) -> Run:
     """A transfer run with its metrics, without predictions; `about` goes into ``run.json``."""
+    of_fold, inner, seed = _of_fold(fold, seed)
+    fixed = fixed and fold is None
     settings = _settings(modality, technique, seed, changes or {}, setting)
     stated = {
         "kind": "transfer",
@@ -181,10 +205,11 @@ def make_transfer(
         "source": source,
         "upstream": None if upstream is None else upstream.folder.name,
         "protocol": "fixed" if fixed else _followed(modality, technique, upstream, settings),
+        **of_fold,
         **about,
     }
     weights = None if upstream is None else f"weights of {upstream.folder.name}"
-    decisive = {"upstream": weights, "parts": dict(parts or {})}
+    decisive = {"upstream": weights, "parts": dict(parts or {}), **inner}
     if upstream is not None:
         decisive["upstream_parts"] = upstream.description["determinants"]["parts"]
     description = _description(settings, "transfer", stated, decisive)
@@ -398,7 +423,11 @@ def drawn_settings(space: Mapping[str, Mapping[str, Any]], rng: np.random.Genera
     return made
 
 
-def make_trials(trials: int, space: Mapping[str, Mapping[str, Any]] = SPACE) -> list[dict]:
+def make_trials(
+    trials: int,
+    space: Mapping[str, Mapping[str, Any]] = SPACE,
+    family: str = "mae linear",
+) -> list[dict]:
     """Trials of a made-up search; the first is complete, of others some are not."""
     rng, rows = np.random.default_rng(trials), []
     for number in range(trials):
@@ -416,15 +445,10 @@ def make_trials(trials: int, space: Mapping[str, Mapping[str, Any]] = SPACE) -> 
         rows.append(
             {
                 "number": number,
+                "family": family,
                 "state": state,
                 "reason": "out of memory" if state == "failed" else None,
-                "value": reached if state == "complete" else None,
-                "error": None,
-                "evaluations": int(state == "complete"),
-                "fresh_value": None,
-                "fresh_evaluations": 0,
-                "difference": None,
-                "difference_low": None,
+                **evaluated([reached] if state == "complete" else []),
                 "last_value": curve[-1][1],
                 "step": ends,
                 "steps": 10,
@@ -439,48 +463,63 @@ def make_trials(trials: int, space: Mapping[str, Mapping[str, Any]] = SPACE) -> 
     return rows
 
 
-RACE = 9
-"""Evaluations of a trial that goes to the end of a made-up race."""
-
-
-def make_race(trials: int = 12, *, better: bool = True) -> dict[str, Any]:
-    """What `make_search` takes of a search by racing; fresh evaluations say if one is better.
-
-    Every third trial is stopped within its first evaluation, others have 1, 3 or 9; the two best of
-    these are evaluated again.
-    """
-    rng, rows = np.random.default_rng([trials, 1]), make_trials(trials)
-    for row in rows:
-        number = row["number"]
-        done = RACE if not number else 0 if number % 3 == 1 else (1, 3, RACE)[number % 9 // 3]
-        done = 0 if row["state"] == "failed" else done
-        state = "complete" if done == RACE else "stopped"
-        row |= {
-            "state": "failed" if row["state"] == "failed" else state,
-            "evaluations": done,
-            "value": row["last_value"] if done else None,
-            "error": float(rng.uniform(0.005, 0.02)) if done > 1 else None,
-        }
-    rows[0]["value"] = 0.55
-    above = [row for row in rows[1:] if row["evaluations"] > 1 and row["value"] > rows[0]["value"]]
-    above.sort(key=lambda row: -row["value"])
-    finalists = []
-    for place, row in enumerate(above[:2]):
-        difference = 0.04 - 0.01 * place
-        low = difference - (0.015 if better else 0.06)
-        row |= {"fresh_value": 0.6 + difference, "fresh_evaluations": RACE}
-        row |= {"difference": difference, "difference_low": low}
-        held = {"number": row["number"], "score": row["fresh_value"], "error": 0.01}
-        finalists.append({**held, "difference": difference, "low": low})
-    rows[0] |= {"fresh_value": 0.6, "fresh_evaluations": RACE}
-    best = finalists[0]["number"] if better else 0
-    expected = 0.635 if better else 0.6
-    decision = {"number": best, "finalists": finalists, "start": 0.6, "expected": expected}
-    result = {"best": best, "value": rows[best]["value"], "first_value": 0.55}
+def evaluated(scores: Sequence[float], start: Sequence[float] = ()) -> dict[str, Any]:
+    """What a row of a trial says of its evaluations; ``start`` are the scores of trial 0."""
+    own, first = dict(enumerate(scores)), dict(enumerate(start or scores))
+    differences = paired_differences(own, first) if start else list(scores)
+    error = standard_error(differences)
     return {
-        **{"rows": rows, "stopping": "racing", "choosing": "confirmed", "evaluations": RACE},
-        "result": {**result, "decision": decision},
+        "value": paired_mean(own, first) if scores else None,
+        "error": None if math.isnan(error) else error,
+        "evaluations": len(scores),
+        "scores": [{"evaluation": e, "value": value} for e, value in own.items()],
     }
+
+
+KERNELS = {"encoder.options.kernels": {"kind": "log int", "low": 10, "high": 9999, "default": 500}}
+EPOCHS = {"transfer.epochs": {"kind": "int", "low": 10, "high": 300, "default": 100}}
+FAMILIES = {
+    "scratch finetune": {"technique": "scratch", "setting": "finetune-full", "space": EPOCHS},
+    "random-kernels linear": {"technique": "random-kernels", "setting": "linear", "space": KERNELS},
+    "mae linear": {"technique": "mae", "setting": "linear", "space": SPACE},
+}
+"""Families of a made-up search over several; the first one has its start."""
+SKILLS = dict(zip(FAMILIES, (0.0, 0.05, 0.02), strict=True))
+
+
+def make_ladder(trials: int = 12, *, better: bool = True) -> dict[str, Any]:
+    """What `make_search` takes of a search over `FAMILIES` that climbed its ladder.
+
+    The start and the best three have 6 evaluations, the best six 3, others 1; every seventh was
+    stopped and every eleventh failed. Random kernels are chosen, unless no trial is ``better``.
+    """
+    rng, names = np.random.default_rng([trials, 1]), [*FAMILIES]
+    cuts, rows, scores = 0.02 * rng.normal(size=6), [], {}
+    states = ["failed" if n % 11 == 10 else "stopped" if n % 7 == 6 else "" for n in range(trials)]
+    for number in (n for n in range(trials) if not states[n]):
+        effect = (SKILLS[names[number % 3]] if better else -0.2) + 0.01 * rng.normal()
+        level = 0.6 + cuts + 0.004 * rng.normal(size=6)
+        scores[number] = [float(value) for value in level + (effect if number else 0.0)]
+    climbers = [number for number in scores if number]
+    rungs = dict.fromkeys(climbers, 1) | {0: 6}
+    for place, rung in ((6, 3), (3, 6)):
+        climbers = ranked(climbers, scores, 1 if rung == 3 else 3)[:place]
+        rungs |= dict.fromkeys(climbers, rung)
+    for number, state in enumerate(states):
+        family = names[number % 3]
+        points = [] if state == "failed" else [{"step": 1, "value": 0.5}]
+        rows.append(
+            {
+                **make_trials(1, FAMILIES[family]["space"], family)[0],
+                **{"number": number, "state": state or "complete", "curve": points},
+                **evaluated(scores.get(number, [])[: rungs.get(number)], scores[0] * bool(number)),
+                "reason": "out of memory" if state == "failed" else None,
+                "device_hours": 0.01 * (1 + number % 3) * rungs.get(number, 1),
+                **drawn_settings(FAMILIES[family]["space"], rng),
+            }
+        )
+    families = [{**family, "settings": [{}]} for family in FAMILIES.values()]
+    return {"rows": rows, "families": families}
 
 
 SOUGHT = {"made": "up", "portfolio": []}
@@ -501,12 +540,18 @@ def make_search(
     *,
     start: Settings | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
+    technique: str = "mae",
+    setting: str = "linear",
     space: Mapping[str, Mapping[str, Any]] = SPACE,
+    families: Sequence[Mapping[str, Any]] = (),
     finished: bool = True,
     result: Mapping[str, Any] | None = None,
     **about: Any,
 ) -> Path:
-    """Folder of a search as a search writes it; `about` goes into ``search.json``."""
+    """Folder of a search as a search writes it; `about` goes into ``search.json``.
+
+    It has one family, of these settings, unless ``families`` are given.
+    """
     folder = store / "searches" / name
     folder.mkdir(parents=True)
     source = {
@@ -514,48 +559,51 @@ def make_search(
         "records": {"train": 300, "validation": 100},
         "patients": {"train": 150, "validation": 50},
     }
+    settings = [as_dict(start or Settings())]
+    only = {"technique": technique, "setting": setting, "space": space, "settings": settings}
     plan = {
-        **{"format": FORMAT, "technique": "mae", "setting": "linear", "sources": [source]},
-        **{"objectives": ["auroc"], "sampler": "tpe", "stopping": "asha"},
-        **{"evaluations": 1, "choosing": "highest"},
-        **{"seed": 0, "space": space, "settings": [as_dict(start or Settings())], "device": "cpu"},
+        **{"format": FORMAT, "families": list(families) or [only], "sources": [source]},
+        **{"metric": "auroc", "sampler": "tpe", "cautious": False, "seed": 0, "device": "cpu"},
         "determinants": SOUGHT,
         **about,
     }
     write_hashed_json(folder / "search.json", plan)
-    held = make_trials(12) if rows is None else list(rows)
-    across = [one["modality"] for one in plan["sources"]] if len(plan["sources"]) > 1 else []
-    schema = trials_schema(space, across).with_metadata({"of": name_of(folder)})
-    table = pa.Table.from_pylist(held, schema)
+    first = name_of_family(plan["families"][0]["technique"], plan["families"][0]["setting"])
+    trials = make_trials(12, space, first) if rows is None else list(rows)
+    if not families:
+        trials = [{**row, "family": first} for row in trials]
+    across = [place["modality"] for place in plan["sources"]] if len(plan["sources"]) > 1 else []
+    schema = trials_schema([family["space"] for family in plan["families"]], across)
+    table = pa.Table.from_pylist(trials, schema.with_metadata({"of": name_of(folder)}))
     pq.write_table(table, folder / "trials.parquet")
     write_hash(folder / "trials.parquet")
     if finished:
-        outcome = {**_outcome(held, space), **(result or {})}
+        outcome = {**_outcome(trials, plan["families"]), **(result or {})}
         write_hashed_json(folder / "result.json", outcome, of=folder)
     return folder
 
 
-def _outcome(rows: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> dict[str, Any]:
-    done = [row for row in rows if row["state"] == "complete"]
-    best = max(done, key=lambda row: row["value"])
-    front = [
-        row["number"]
-        for row in done
-        if not any(
-            other["value"] >= row["value"]
-            and other["device_hours"] <= row["device_hours"]
-            and other is not row
-            for other in done
-        )
-    ]
-    shares = [0.5 ** (place + 1) for place in range(len(space))]
+def _outcome(
+    rows: Sequence[Mapping[str, Any]], families: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    scores = {
+        row["number"]: {point["evaluation"]: point["value"] for point in row["scores"]}
+        for row in rows
+        if row["state"] == "complete"
+    }
+    best = rows[chosen(scores)]
     return {
         **{"best": best["number"], "value": best["value"], "first_value": rows[0]["value"]},
-        "decision": None,
+        "optimism": 0.01,
+        "folds": list(range(max(5, best["evaluations"]))),
         "counts": {},
         "seconds": 600.0,
         "device_hours": sum(row["device_hours"] for row in rows),
-        "importance": dict(zip(space, shares, strict=True)),
-        "front": front,
+        "importance": {
+            name_of_family(family["technique"], family["setting"]): {
+                name: 0.5 ** (place + 1) for place, name in enumerate(family["space"])
+            }
+            for family in families
+        },
         "settings": [],
     }
