@@ -40,11 +40,12 @@ from benchmd_ray.tuning.stages import Arm, FamilyWork, TrialContext
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial_files import (
     KEPT,
+    MODELS,
     MOST_SECONDS,
     TRIALS,
+    job_name,
     keep_best,
     leave_only,
-    model_folder,
 )
 from benchmd_ray.tuning.trials import Trial, best_of_families
 from benchmd_ray.tuning.written import (
@@ -92,15 +93,14 @@ class Searched:
 
     def folds_of(self, number: int) -> dict[str, list[Fold]]:
         """Folds of a trial's models that are averaged, by source."""
-        return {
-            source.name: [
-                Fold(
-                    evaluation, catalogs[place], model_folder(self.kept, number, evaluation, place)
-                )
-                for evaluation, catalogs in self.catalogs.items()
-            ]
-            for place, source in enumerate(self.plan.sources)
-        }
+        sources = self.plan.sources
+        folds: dict[str, list[Fold]] = {source.name: [] for source in sources}
+        for evaluation, catalogs in self.catalogs.items():
+            models = self.kept / MODELS / job_name(number, evaluation)
+            for place, (source, catalog) in enumerate(zip(sources, catalogs, strict=True), 1):
+                model = models / str(place) if len(sources) > 1 else models
+                folds[source.name].append(Fold(evaluation, catalog, model))
+        return folds
 
     @property
     def lines(self) -> list[str]:

@@ -209,7 +209,7 @@ def execution_of(plan: SearchPlan) -> ExecutionSettings:
 
 def family_stage(family: Family) -> Stage:
     """The stage that a family's trials train."""
-    return stage_of(family.setting, family.technique)
+    return stage_of(family.technique, family.setting)
 
 
 def family_choice(tuning: Tuning, technique: str, setting: str = "") -> Choice:
