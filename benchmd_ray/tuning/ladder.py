@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def falls_behind(score: float, reached: Sequence[float]) -> bool:
 
 
 def next_evaluation(
-    scores: Scores, granted: Mapping[int, Collection[int]], left: float, until: int = RUNGS[-1]
+    scores: Scores, granted: Mapping[int, Set[int]], left: float, until: int = RUNGS[-1]
 ) -> tuple[int, int] | None:
     """The trial that climbs next, and its evaluation; None while others work, and at the end.
 
@@ -84,7 +84,7 @@ def next_evaluation(
 def _within(
     climbers: Sequence[int],
     scores: Scores,
-    granted: Mapping[int, Collection[int]],
+    granted: Mapping[int, Set[int]],
     left: float,
     evaluations: range,
 ) -> tuple[int, int] | None:
