@@ -208,4 +208,4 @@ def _simulated(center: float, spread: float, noise: float, evaluations: Sequence
         sums, done = sums + (rung - done) * effects + extra, rung
     means = np.where(is_left, sums / done, -np.inf)
     best = means.argmax(axis=1)
-    return float((means[rows, best] - effects[rows, best]).mean())
+    return max(0.0, float((means[rows, best] - effects[rows, best]).mean()))
