@@ -116,7 +116,7 @@ class SearchPlan:
         parts = ("encoder", "pretrain", "transfer", "seed")
         starts = [as_dict(settings) for settings in self.starts]
         for start in starts:
-            for name in ("solver", "normalisation"):  # names of before these could be set
+            for name in ("solver", "hidden", "normalisation"):  # names of before these could be set
                 if start["transfer"][name] == getattr(TransferSettings(), name):
                     del start["transfer"][name]
         return {

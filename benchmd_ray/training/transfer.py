@@ -170,7 +170,7 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
         stated = model_description(job.upstream)["weights"]
         load_weights(encoder, job.upstream / MODEL, stated, "encoder.")
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed, 1))
-    model = model_of(encoder, catalog.task)
+    model = model_of(encoder, catalog.task, settings)
     if settings.transfer.freezes:
         assert isinstance(model, Classifier)  # `require_transferable` refuses others
         evaluate = linear_evaluation if settings.transfer.mode == "linear" else nearest_neighbours
@@ -194,9 +194,14 @@ def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) 
     # Augmentation is not used if each record is encoded once.
     augmentation = AugmentationSettings() if transfer.freezes else transfer.augmentation
     about = (job.settings.encoder, catalog.signal, catalog.statistics, catalog.task, augmentation)
-    nearest = transfer.neighbours if transfer.mode == "knn" else None
-    chosen = transfer.normalisation if job.upstream is not None else "catalog"
-    export_model(job.folder, best.weights, *about, nearest=nearest, normalisation=chosen)
+    export_model(
+        job.folder,
+        best.weights,
+        *about,
+        nearest=transfer.neighbours if transfer.mode == "knn" else None,
+        hidden=transfer.head_width or None,
+        normalisation=transfer.normalisation if job.upstream is not None else "catalog",
+    )
     write_hashed_json(
         job.folder / RESULT,
         {
