@@ -105,6 +105,8 @@ def transferring(
         del stated["normalisation"]  # names of before it could be set
     if mode != "knn":
         del stated["neighbours"]
+    if not settings.transfer.head_width:  # a linear head, or not read
+        del stated["hidden"]
     if mode != "linear" or settings.transfer.solver == "adamw":
         del stated["solver"]
     else:  # solved, not trained by steps

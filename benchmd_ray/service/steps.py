@@ -236,12 +236,13 @@ class Linear(_OnLabels, Step):
         """Each record is encoded once; the epochs, if there are any, train only the head."""
         if not inputs.settings.transfer.by_epochs:
             return _encoding(self, inputs)
-        rows = cost.training_records(inputs)
-        batch = min(inputs.settings.transfer.batch_size, rows)
+        rows, transfer = cost.training_records(inputs), inputs.settings.transfer
+        batch = min(transfer.batch_size, rows)
         return replace(
             _encoding(self, inputs),
             batch=batch,
-            units=inputs.settings.transfer.epochs,
+            units=transfer.epochs,
+            unit_flops=rows * cost.head_flops(inputs),
             unit_head_steps=-(-rows // batch),
         )
 

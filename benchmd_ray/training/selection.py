@@ -20,7 +20,7 @@ from benchmd_ray.data.splits import balanced_folds, label_subset, rarest_class
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.tasks import SEGMENTATION, Task, TaskKind
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.models.heads import Classifier, classification_loss
+from benchmd_ray.models.heads import Classifier, classification_head, classification_loss
 from benchmd_ray.models.segmenter import Segmenter, segmentation_loss
 from benchmd_ray.scores.metrics import auroc, probabilities, require_scorable
 from benchmd_ray.scores.sums import Floats, Targets
@@ -258,10 +258,14 @@ def objective_of(kind: TaskKind) -> Objective:
     return Objective(partial(_signals, kind), partial(classification_loss, task=kind), _auroc)
 
 
-def model_of(encoder: Encoder, task: Task) -> Model:
+def model_of(encoder: Encoder, task: Task, settings: Settings) -> Model:
     """An encoder with a new head for a task."""
-    kind = Segmenter if task.segments else Classifier
-    return kind(encoder, len(task.classes))
+    classes = len(task.classes)
+    if task.segments:
+        return Segmenter(encoder, classes)
+    hidden, dropout = settings.transfer.head_width, settings.transfer_encoder.dropout
+    head = classification_head(encoder.width, classes, hidden, dropout)
+    return Classifier(encoder, classes, head)
 
 
 def _signals(

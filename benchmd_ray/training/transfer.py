@@ -169,7 +169,7 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
         stated = model_description(job.upstream)["weights"]
         load_weights(encoder, job.upstream / MODEL, stated, "encoder.")
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed, 1))
-    model = model_of(encoder, catalog.task)
+    model = model_of(encoder, catalog.task, settings)
     if settings.transfer.freezes:
         assert isinstance(model, Classifier)  # `require_transferable` refuses others
         evaluate = linear_evaluation if settings.transfer.mode == "linear" else nearest_neighbours
@@ -200,6 +200,7 @@ def model_about(job: TransferJob, catalog: Catalog) -> dict[str, Any]:
         "task": catalog.task,
         "augmentation": augmentation,
         "nearest": transfer.neighbours if transfer.mode == "knn" else None,
+        "hidden": transfer.head_width or None,
         "normalisation": transfer.normalisation if job.upstream is not None else "catalog",
     }
 

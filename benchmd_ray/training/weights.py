@@ -27,7 +27,7 @@ from benchmd_ray.files.integrity import (
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.encoder import NETWORKS, Encoder, make_encoder
-from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.heads import Classifier, classification_head
 from benchmd_ray.models.neighbours import NearestNeighbours
 from benchmd_ray.models.networks import network_source, require_task
 from benchmd_ray.models.segmenter import Segmenter
@@ -60,6 +60,8 @@ class ModelForm(TypedDict):
     """Of a transfer, whose statistics these are: its ``catalog``'s, or its ``pretraining``'s."""
     nearest: NotRequired[Count]
     """Number of neighbours that vote, if the head is nearest neighbours."""
+    hidden: NotRequired[Count]
+    """Width of the head's hidden layer, if it has one."""
     weights: str
     """SHA-256."""
 
@@ -73,11 +75,13 @@ def export_model(
     task: Task | None = None,
     augmentation: AugmentationSettings | None = None,
     nearest: int | None = None,
+    hidden: int | None = None,
     normalisation: str | None = None,
 ) -> None:
     """Write float32 weights with a description of architecture and input.
 
-    ``nearest`` is the number of voting neighbours, if the head is not trained.
+    ``nearest`` is the number of voting neighbours, if the head is not trained; ``hidden`` the width
+    of its hidden layer, if it has one.
     """
     description = {
         "encoder": as_dict(encoder),
@@ -87,6 +91,7 @@ def export_model(
         "statistics": statistics,
         "augmentation": as_dict(augmentation or AugmentationSettings()),
         **({} if nearest is None else {"nearest": nearest}),
+        **({} if hidden is None else {"hidden": hidden}),
         **({} if normalisation is None else {"normalisation": normalisation}),
         "weights": write_weights(folder / MODEL, weights),
     }
@@ -192,11 +197,12 @@ def _load_model(folder: Path, kind: type[Model]) -> Model:
         )
     require_task(task, updated(EncoderSettings(), description["encoder"]))
     model: Classifier | Segmenter
-    if "nearest" in description:
-        head = _neighbours(folder, description, task, encoder.width)
-        model = Classifier(encoder, len(task.classes), head)
+    if task.segments:
+        model = Segmenter(encoder, len(task.classes))
     else:
-        model = (Segmenter if task.segments else Classifier)(encoder, len(task.classes))
+        load_head = _neighbours if "nearest" in description else _trained_head
+        head = load_head(folder, description, task, encoder.width)
+        model = Classifier(encoder, len(task.classes), head)
     if not isinstance(model, kind):
         does = {Classifier: "classifies", Segmenter: "segments"}
         raise BenchmdError(
@@ -204,6 +210,19 @@ def _load_model(folder: Path, kind: type[Model]) -> Model:
         )
     load_weights(model, folder / MODEL, description["weights"])
     return model
+
+
+def _trained_head(
+    folder: Path, description: Mapping[str, Any], task: Task, width: int
+) -> nn.Module:
+    """The head without its weights; allocates a hidden layer only if the weights fill it."""
+    hidden, path = description.get("hidden", 0), folder / MODEL
+    shapes = (width, len(task.classes), hidden)
+    if hidden:
+        with torch.device("meta"):
+            head = classification_head(*shapes)
+        _fill(head, _read_weights(path, description["weights"]), path, "head.")
+    return classification_head(*shapes)
 
 
 def _neighbours(

@@ -192,14 +192,20 @@ def test_settings_that_a_mode_does_not_read_are_no_rows():
     nearest = beginning("transfer", "Nearest neighbours")
     drops = {"transfer.optimiser.drops", "transfer.optimiser.drop_factor"}
     everything = {name for name in setting_names() if name.startswith("transfer.")}
+    hidden = {"transfer.hidden", "transfer.dropout"}
     assert len(fine) >= 19
     assert len(nearest) == 1
-    assert read("transfer", mode="linear") == everything - fine - nearest - drops
+    assert read("transfer", mode="linear") == everything - fine - nearest - drops - hidden
+    assert read("transfer", mode="linear", hidden=8) - read("transfer", mode="linear") == hidden
     linear = beginning("transfer", "Linear evaluation")
-    assert linear == {"transfer.solver"}
+    assert linear == {"transfer.solver", "transfer.hidden"}
     assert read("transfer", mode="finetune") == everything - nearest - drops - linear
     stepping = {"mode": "finetune", "optimiser__schedule": "steps"}
     assert read("transfer", **stepping) == everything - nearest - linear
+    always = {f"transfer.{name}" for name in ("mode", "labels", "shuffle_labels")}
+    solved = {"mode": "linear", "solver": "logistic", "hidden": 8, "normalisation": "catalog"}
+    assert read("transfer", **solved) == {*always, "transfer.solver"}
+    assert read("transfer", mode="knn", normalisation="catalog") == always | nearest
 
 
 def test_settings_of_other_techniques_are_no_rows():

@@ -84,8 +84,9 @@ class Network:
             raise BenchmdError(f"{run} is a pretraining: name a transfer run.")
         if not isinstance(model.head, nn.Linear):
             raise BenchmdError(
-                f"{run} lets nearest neighbours vote (transfer.mode=knn), and detectors read the "
-                "weights of a linear head: name a run of another mode."
+                f"{run} lets nearest neighbours vote (transfer.mode=knn) or has a hidden layer in "
+                "its head (transfer.hidden), and detectors read the weights of a linear head: name "
+                "a run with a linear head, such as of transfer.mode=linear with transfer.hidden=0."
             )
         model.to(worker.device).eval()
         pretrained, mae = _pretraining(run)
