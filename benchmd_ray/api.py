@@ -99,7 +99,7 @@ def classifier(run: PathLike | Run, device: str | torch.device = "auto") -> Sign
 
 
 def export_model(
-    run: PathLike | Run,
+    run: PathLike | Run | Sequence[PathLike | Run],
     out: PathLike,
     *,
     catalog: Place | None = None,
@@ -109,7 +109,8 @@ def export_model(
     """Write the model of a finished run for others: weights, ``config.json`` and a model card.
 
     Args:
-        run: A pretraining or transfer run, or its folder.
+        run: A pretraining or transfer run, or its folder; several transfers of one setting, whose
+            probabilities are averaged; or the folder of a search, for the average that it delivers.
         out: The folder; it is empty or not there.
         catalog: Programs are compared with the model on its records; None: on seeded noise.
         torch_export: Add ``model.pt2``, which needs PyTorch only.
@@ -119,13 +120,14 @@ def export_model(
         The folder.
 
     Raises:
-        BenchmdError: The run is not finished, segments or is damaged, the folder is not empty, or a
-            program cannot be written or differs from the model.
+        BenchmdError: A run is not finished, segments or is damaged, runs differ in their settings,
+            the folder is not empty, or a program cannot be written or differs from the model.
     """
+    from benchmd_ray.export.averaged_runs import exported_runs
     from benchmd_ray.export.model import export_run
-    from benchmd_ray.runs.store import read_run
 
-    opened = read_run(as_store(run)) if isinstance(run, str | Path) else run
+    runs = [run] if isinstance(run, str) or not isinstance(run, Sequence) else run
+    opened = exported_runs([as_store(r) if isinstance(r, str | Path) else r for r in runs])
     place = None if catalog is None else as_location(catalog)
     programs = {"torch_export": torch_export, "onnx": onnx}
     return export_run(opened, as_folder(out), catalog=place, **programs).folder
