@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str, str]
 """A published result: dataset, transfer setting, technique."""
-RESERVED = ("tuned", "tuned ensemble", "start ensemble", "custom", "shuffled", "published")
+RESERVED = ("start", "tuned", "tuned ensemble", "start ensemble", "custom", "shuffled", "published")
 """Protocol names that no start may have."""
 
 

@@ -23,6 +23,7 @@ from benchmd_ray.report.compared import (
     shared_patients,
 )
 from benchmd_ray.report.contamination import with_contamination
+from benchmd_ray.report.ensembles import ensembles
 from benchmd_ray.report.frames import FRAMES, frame, place
 from benchmd_ray.report.names import Names, names_of, require_baseline
 from benchmd_ray.report.notes import notes
@@ -40,8 +41,8 @@ from benchmd_ray.report.scored import Scored, measured, read_scored
 from benchmd_ray.report.subgroup_frames import subgroup_rows
 from benchmd_ray.report.training_frames import of_pools, older_parts, ran_rows, training_rows
 from benchmd_ray.report.tuning_frames import (
-    TunedPair,
-    ensembles,
+    family_rows,
+    fold_notes,
     search_rows,
     tuned_pairs,
     tuned_rows,
@@ -129,7 +130,7 @@ class Analysis:
     add.
     """
     scores: pd.DataFrame = field(default_factory=partial(frame, "scores", ()))
-    """Every metric, over all classes (``mean``) and per class, including ensembles over runs."""
+    """Every metric, over all classes (``mean``) and per class, including ensembles."""
     gaps: pd.DataFrame = field(default_factory=partial(frame, "gaps", ()))
     """In distribution (the source's validation split) minus another dataset, for each metric."""
     changes: pd.DataFrame = field(default_factory=partial(frame, "changes", ()))
@@ -156,6 +157,8 @@ class Analysis:
     """One row per run: its hardware and software."""
     searches: pd.DataFrame = field(default_factory=partial(frame, "searches", ()))
     """One row per search: trials, scores and cost."""
+    families: pd.DataFrame = field(default_factory=partial(frame, "families", ()))
+    """One row per family of a search: its best trial against the start, and its cost."""
     tuned: pd.DataFrame = field(default_factory=partial(frame, "tuned", ()))
     """Tuned settings minus those that their search started from, in AUROC."""
     modalities: tuple[str, ...] = ()
@@ -227,24 +230,27 @@ def analyse(
     for block in blocks(runs, named, tuple(METRICS), resamples):
         lines += block.notes
         pairs = tuned_pairs(block.pools, searches, runs)
-        averages, skipped_too = ensembles(pairs, tuple(METRICS), resamples)
-        lines += skipped_too
-        frames_of_block = _frames_of(block, averages, resamples, curves=curves, baseline=baseline)
+        averages = ensembles(pairs, block.pools, tuple(METRICS), resamples)
+        lines += [*averages.notes, *fold_notes(pairs, block.pools)]
+        whole = [*block.pools, *averages.pools]
+        frames_of_block = _frames_of(block, whole, resamples, curves=curves, baseline=baseline)
         for name, part in frames_of_block.items():
             rows[name].append(part)
-        rows["tuned"].append(frame("tuned", tuned_rows([*pairs, *averages], paper)))
+        pairs = sorted([*pairs, *averages.pairs], key=lambda pair: place(pair.tuned.key))
+        rows["tuned"].append(frame("tuned", tuned_rows(pairs, paper)))
     others, skipped_too = other_rows(runs, named.of_runs, resamples)
     rows["rows"].append(others)
     brought, skipped_rows = brought_rows(set(pd.concat(rows["rows"])["dataset"]))
     rows["rows"].append(brought)
     lines += [*skipped_too, *skipped_rows]
     rows["searches"].append(frame("searches", search_rows(searches)))
+    rows["families"].append(frame("families", family_rows(searches)))
     rows["training"].append(frame("training", training_rows(runs, named.of_runs)))
     rows["ran"].append(frame("ran", ran_rows(runs, named.of_runs)))
     rows["descriptions"].append(frame("descriptions", named.descriptions))
     frames = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items()}
     frames["descriptions"] = with_contamination(frames["descriptions"], frames["rows"])
-    lines += tuning_notes(frames["tuned"], searches)
+    lines += tuning_notes(frames["tuned"], searches, frames["scores"]["protocol"])
     kinds = sorted((run.modality for run in runs), key=lambda kind: kind.order)
     return Analysis(
         modalities=tuple(dict.fromkeys(kind.name for kind in kinds)),
@@ -314,15 +320,14 @@ def _by_source(runs: Sequence[Run]) -> list[list[Run]]:
 
 def _frames_of(
     block: SourceResults,
-    averages: Sequence[TunedPair],
+    whole: Sequence[Pool],
     resamples: int,
     *,
     curves: bool,
     baseline: str | None,
 ) -> dict[str, pd.DataFrame]:
-    """The frames of one block without those of training; ensembles have only scores."""
+    """The frames of one block without those of training; ensembles are only in the scores."""
     block_pools, metrics = block.pools, tuple(METRICS)
-    whole = [*block_pools, *(pool for pair in averages for pool in pair.pools)]
     several = {**subgroup_rows(block_pools, resamples), **contest_rows(block_pools)}
     drawn = block_pools if curves else ()
     return {

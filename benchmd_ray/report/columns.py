@@ -36,27 +36,26 @@ ABOUT = {
     "rank [95 %]": "1 is the highest AUROC; the interval has the ranks that no test rules out",
     "Kendall's τ": "Agreement of the ranking in resamples with that of all patients; 1 is the same",
     "gap [95 %]": "In distribution minus target; positive where the target is harder",
-    "tuned [95 %]": "AUROC of the settings that a search found, trained on the whole training "
-    "split",
-    "start [95 %]": "AUROC of the settings that the search started from, trained in the same way",
+    "tuned [95 %]": "AUROC of a search's choice: mean of its models, or of their ensemble",
+    "start [95 %]": "AUROC of what the search started from, trained on the same folds or labels",
     "tuned − start [95 %]": "On the same records, each resample of patients used for both",
     "caution": "Why an interval or p is missing or rough; see Methods",
     "catalog": "Digest of the catalog's content",
     "hardware": "CPU or GPU that trained; all where sessions or workers differ",
     "instructions": "What PyTorch and NumPy chose; of a GPU its compute capability",
     "threads": "Of PyTorch, each worker",
-    "start is": "Protocol of the settings that the search started from",
-    "evaluations of a trial": "Of a trial that is not stopped early; others have fewer",
-    "choosing": "confirmed: by fresh evaluations against the start, which is kept unless a trial "
-    "is significantly better; highest: the trial with the highest value",
-    "inner score, start": "On the search's validation records, over fresh evaluations where there "
-    "are any",
-    "inner score, chosen": "Expected score of the chosen trial, corrected for selection; where "
-    "the highest value decides, that value, which is optimistic",
-    "difference": "To the start over fresh evaluations: of the chosen trial, or the largest where "
-    "the start is kept",
-    "its lower bound": "One-sided, over all trials evaluated again; above zero a trial replaces "
-    "the start",
+    "start": "Row of what the search started from",
+    "models": "Runs of the tuned row, or that its ensemble averages",
+    "inner score": "Mean on the search's validation records, paired with the start's: no result",
+    "inner score, start": "Mean of the start on the search's validation records: no result",
+    "inner score, chosen": "Mean of the chosen trial on the search's validation records, paired "
+    "with the start's: no result",
+    "too high by": "Expected, as the chosen trial is the highest of many; by simulation",
+    "folds": "Whose models are averaged",
+    "best trial": "The chosen trial, else the best of those with the most evaluations",
+    "− start": "Paired mean difference to the start on the search's validation records",
+    "standard error": "Of the difference to the start, over evaluations",
+    "device hours per evaluation": "Over all trials of the family, stopped ones included",
     "hours": "Wall-clock time of the search",
     "device hours": "Total device time of all trials",
     "shared hours": "Pretrainings shared by all trials of the search",

@@ -267,8 +267,9 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
 def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], dict[str, Pool]]]:
     """Places where several rows meet, and these by name: on the same records, with as many labels.
 
-    Whatever made the features and however they were used; only shuffled labels stay apart. Rows of
-    a place on other records are another contest, and no two rows of a place have one name.
+    Whatever made the features and however they were used; only shuffled labels and fold models,
+    which have fewer labels, stay apart. Rows of a place on other records are another contest, and
+    no two rows of a place have one name.
     """
     for members in _by_place(pools).values():
         digests: dict[str, dict[str, Pool]] = {}
@@ -282,7 +283,7 @@ def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], dict[st
 def _by_place(pools: Sequence[Pool]) -> dict[tuple[str, ...], list[Pool]]:
     places: dict[tuple[str, ...], list[Pool]] = {}
     for pool in pools:
-        if pool.key["protocol"] not in APART:
+        if pool.key["protocol"] not in APART and not pool.folds:
             places.setdefault((*_place(pool.key).values(),), []).append(pool)
     return places
 

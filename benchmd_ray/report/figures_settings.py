@@ -1,4 +1,7 @@
-"""Figures of scores against searched settings: slices, contour, parallel coordinates."""
+"""Figures of scores against searched settings: slices, parallel coordinates.
+
+They are of the family of a search's choice, or of its start while there is none.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,18 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from matplotlib.tri import LinearTriInterpolator, Triangulation
 
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.canvas import OKABE_ITO, new_figure
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid, title_height
 from benchmd_ray.report.figures_parts import Drawn, Skipped, Titled
 from benchmd_ray.report.figures_wording import listed, plain
-from benchmd_ray.report.tuning_frames import networks
-from benchmd_ray.tuning.records import NUMERIC, SearchRecord
+from benchmd_ray.report.tuning_frames import family_names, networks
+from benchmd_ray.tuning.families import FAMILY
+from benchmd_ray.tuning.records import NUMERIC, FamilyRecord, SearchRecord
 
 Floats = npt.NDArray[np.float64]
+Space = Mapping[str, Mapping[str, Any]]
 SECTION = "Tuning"
 NO_VALUE = "{}: no trial has a value"
 START: dict[str, Any] = {
@@ -38,23 +42,28 @@ START: dict[str, Any] = {
     "zorder": 5,
 }
 """Look of the first trial, the settings that the search started from."""
-ENOUGH = 10
-"""Trials with a value that a contour needs."""
-FINE = 150
-"""Grid points of a contour along each axis."""
 COLOURS = "viridis"
 PANEL_ROW = 2.0
 PANEL_LETTERS = 36
 """Letters of a choice's values that fit side by side below a panel; longer labels are slanted."""
+MOST_MARKS = 6
+"""Entries on one line of a legend."""
 SIDE_BY_SIDE = 10
 """Most settings of parallel coordinates with names on one line; with more they alternate on two."""
 
 
-def scored(record: SearchRecord) -> pd.DataFrame:
-    """Trials of a search with a value; none while the search has no result."""
+def family_of(record: SearchRecord) -> FamilyRecord:
+    """The family whose settings are drawn."""
+    return record.chosen or record.families[0]
+
+
+def scored(record: SearchRecord, *families: FamilyRecord) -> pd.DataFrame:
+    """Trials with a value, of these families or of all; none while the search has no result."""
     trials = record.trials
-    chosen = trials["value"].notna() & (record.result is not None)
-    return trials[chosen].reset_index(drop=True)
+    has_value = trials["value"].notna() & (record.result is not None)
+    if families:
+        has_value &= trials[FAMILY].isin([family.name for family in families])
+    return trials[has_value].reset_index(drop=True)
 
 
 def chosen_of(record: SearchRecord, done: pd.DataFrame) -> pd.DataFrame:
@@ -64,19 +73,23 @@ def chosen_of(record: SearchRecord, done: pd.DataFrame) -> pd.DataFrame:
 
 def inner(record: SearchRecord) -> str:
     """Name of the trials' score, such as ``inner AUROC``."""
-    return f"inner {record.objectives[0].upper()}"
+    return f"inner {record.metric.upper()}"
 
 
-def heading(record: SearchRecord) -> str:
+def heading(record: SearchRecord, family: FamilyRecord | None = None) -> str:
+    """What was searched, of one family or of all."""
     where = listed(list(dict.fromkeys(str(about["modality"]) for about in record.sources)))
     if len(record.sources) == 1:
         where = f"{where}, {record.sources[0]['source']}"
-    return f"Search of {record.technique}, {record.setting} ({where}; {networks(record)})"
+    if family is None and len(record.families) > 1:
+        return f"Search over {len(record.families)} families ({where})"
+    family = family or record.families[0]
+    return f"Search of {family_names(record)[family.name]} ({where}; {networks(family)})"
 
 
-def varied(record: SearchRecord, done: pd.DataFrame) -> list[str]:
+def varied(space: Space, done: pd.DataFrame) -> list[str]:
     """Settings that vary between the trials with a value."""
-    return [name for name in record.space if done[name].nunique() > 1]
+    return [name for name in space if done[name].nunique() > 1]
 
 
 def labels_of(names: Iterable[str]) -> dict[str, str]:
@@ -98,7 +111,7 @@ def mark_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     figure.legend(
         handles=list(handles),
         loc="outside lower left",
-        ncols=max(1, len(handles)),
+        ncols=max(1, min(len(handles), MOST_MARKS)),
         frameon=False,
         fontsize=8.5,
         handlelength=2.2,
@@ -107,17 +120,19 @@ def mark_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
 
 def draw_slices(record: SearchRecord) -> Drawn:
     """Draw the score against each setting separately."""
-    name, done = f"slice-{record.name}", scored(record)
+    name, family = f"slice-{record.name}", family_of(record)
+    done = scored(record, family)
     if done.empty:
         return Skipped(name, NO_VALUE.format(record.name))
     top = done["number"].isin(chosen_of(record, done)["number"]).to_numpy()
-    short = labels_of(varied(record, done))
+    short = labels_of(varied(family.space, done))
     if not short:
         return Skipped(name, f"{record.name}: no setting has two values among its trials")
-    title = f"{heading(record)}: {inner(record)} of {count_of(len(done), 'trial')} by each setting"
+    what = f"{inner(record)} of {count_of(len(done), 'trial')}"
+    title = f"{heading(record, family)}: {what} by each setting"
     figure, panels = grid(title, len(short), columns=3, row=PANEL_ROW, extra=0.5)
     for place, (axes, key) in enumerate(zip(panels, short, strict=True)):
-        about = record.space[key]
+        about = family.space[key]
         x, ticks = positions(done[key], about)
         places = x + (_jitter(len(x)) if ticks else 0.0)
         colours = done["number"].to_numpy(float)
@@ -141,69 +156,23 @@ def draw_slices(record: SearchRecord) -> Drawn:
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
-def draw_contour(record: SearchRecord) -> Drawn:
-    """Draw the score over the two most important numeric settings."""
-    name, done = f"contour-{record.name}", scored(record)
-    numeric = [key for key in record.space if record.space[key]["kind"] in NUMERIC]
-    ordered = [key for key in record.importance if key in numeric]
-    pair = ordered[:2]
-    if len(pair) < 2:
-        why = record.importance_reason if not record.importance else "fewer than two are numeric"
-        return Skipped(name, f"{record.name}, contour of the two most important settings: {why}")
-    done = done.dropna(subset=pair)
-    if len(done) < ENOUGH:
-        return Skipped(
-            name,
-            f"{record.name}: a contour needs {ENOUGH} trials with a value, there are {len(done)}",
-        )
-    surface = _surface(record, pair, done)
-    if surface is None:
-        return Skipped(
-            name, f"{record.name}: the trials do not spread over both {pair[0]} and {pair[1]}"
-        )
-    short = labels_of(record.space)
-    title = f"{heading(record)}: {inner(record)} by {' and '.join(short[key] for key in pair)}"
-    for _, row in chosen_of(record, done).iterrows():
-        where = " and ".join(f"{short[key]} {row[key]:.3g}" for key in pair)
-        title = f"{heading(record)}: chosen at {where}"
-    figure = new_figure(title, 4.2 + title_height(title), width=7.5)
-    axes = figure.add_subplot()
-    drawn = axes.contourf(*surface, levels=12, cmap=COLOURS)
-    axes.plot(done[pair[0]], done[pair[1]], label="trials", **TRIALS)
-    for rows, look, label in (
-        (done[done["number"] == 0], START, "start"),
-        (chosen_of(record, done), CHOSEN, "chosen"),
-    ):
-        axes.plot(rows[pair[0]], rows[pair[1]], label=label, **look)
-    for axis, key in (("x", pair[0]), ("y", pair[1])):
-        about, values = record.space[key], done[key].to_numpy(float)
-        getattr(axes, f"set_{axis}scale")("log" if _is_log(about) else "linear")
-        getattr(axes, f"set_{axis}lim")(*_padded(values.min(), values.max(), about, 0.05))
-        getattr(axes, f"set_{axis}label")(short[key])
-    figure.colorbar(drawn, ax=axes, label=inner(record), format="%.3f")
-    mark_legend(figure, _looks(record))
-    caption = (
-        f"Values of {len(done)} trials, interpolated linearly and not extrapolated. The other "
-        f"settings differ between the trials, so the surface is rough."
-    )
-    return Titled(name, SECTION, title, caption, figure, aggregate=True)
-
-
 def draw_parallel(record: SearchRecord) -> Drawn:
     """Draw every trial with a value as a line over all settings, coloured by its score."""
-    name, done = f"parallel-{record.name}", scored(record)
+    name, family = f"parallel-{record.name}", family_of(record)
+    done = scored(record, family)
     if done.empty:
         return Skipped(name, NO_VALUE.format(record.name))
-    short = labels_of(varied(record, done))
+    short = labels_of(varied(family.space, done))
     if not short:
         return Skipped(name, f"{record.name}: no setting has two values among its trials")
-    title = f"{heading(record)}: settings of {count_of(len(done), 'trial')} by {inner(record)}"
+    what = f"settings of {count_of(len(done), 'trial')}"
+    title = f"{heading(record, family)}: {what} by {inner(record)}"
     figure = new_figure(title, 4.0 + title_height(title))
     axes = figure.add_subplot()
     values = done["value"].to_numpy(float)
     shades = Normalize(values.min(), values.max() if np.ptp(values) else values.min() + 1e-3)
     heights = np.column_stack(
-        [*(_heights(done[key], record.space[key]) for key in short), shades(values)]
+        [*(_heights(done[key], family.space[key]) for key in short), shades(values)]
     )
     for row in np.argsort(values, kind="stable"):
         first = done["number"].iloc[row] == 0
@@ -216,7 +185,13 @@ def draw_parallel(record: SearchRecord) -> Drawn:
             markersize=3,
             label=f"trial {done['number'].iloc[row]}",
         )
-    _coordinates(axes, record, short, (float(shades.vmin or 0), float(shades.vmax or 1)))
+    ends = {
+        key: _ends(done[key].to_numpy(float), about)
+        for key, about in family.space.items()
+        if key in short and about["kind"] in NUMERIC
+    }
+    scores = inner(record), (float(shades.vmin or 0), float(shades.vmax or 1))
+    _coordinates(axes, family.space, short, ends, *scores)
     bar = ScalarMappable(shades, COLOURS)
     figure.colorbar(bar, ax=axes, label=inner(record), pad=0.06, format="%.3f")
     caption = (
@@ -316,33 +291,6 @@ def _scaled(values: Any, about: Mapping[str, Any]) -> Floats:
     return np.log10(real) if _is_log(about) else real
 
 
-def _surface(
-    record: SearchRecord, pair: Sequence[str], done: pd.DataFrame
-) -> tuple[Floats, Floats, Any] | None:
-    """Grids (x, y) and the interpolated score; None if the trials do not vary in both settings."""
-    units = []
-    for key in pair:
-        scaled = _scaled(done[key], record.space[key])
-        if np.ptp(scaled) == 0:
-            return None
-        units.append((scaled - scaled.min()) / np.ptp(scaled))
-    together = pd.DataFrame({"x": units[0], "y": units[1], "z": done["value"].to_numpy(float)})
-    points = together.groupby(["x", "y"], sort=True)["z"].max().reset_index()
-    try:
-        mesh = Triangulation(points["x"], points["y"])
-    except (RuntimeError, ValueError):  # all on one line
-        return None
-    fine = np.linspace(0, 1, FINE)
-    x, y = np.meshgrid(fine, fine)
-    z = LinearTriInterpolator(mesh, points["z"])(x, y)
-    grids = []
-    for unit, key in ((x, pair[0]), (y, pair[1])):
-        scaled = _scaled(done[key], record.space[key])
-        real = scaled.min() + unit * np.ptp(scaled)
-        grids.append(10**real if _is_log(record.space[key]) else real)
-    return grids[0], grids[1], z
-
-
 def _heights(column: pd.Series, about: Mapping[str, Any]) -> Floats:
     places, names = positions(column, about)
     if names:
@@ -352,7 +300,12 @@ def _heights(column: pd.Series, about: Mapping[str, Any]) -> Floats:
 
 
 def _coordinates(
-    axes: Axes, record: SearchRecord, short: Mapping[str, str], limits: tuple[float, float]
+    axes: Axes,
+    space: Space,
+    short: Mapping[str, str],
+    ends: Mapping[str, tuple[float, float]],
+    score: str,
+    limits: tuple[float, float],
 ) -> None:
     axes.set_xlim(-0.3, len(short) + 0.3)
     axes.set_ylim(-0.09, 1.09)
@@ -361,20 +314,17 @@ def _coordinates(
         axes.spines[side].set_visible(False)
     lower = "\n\n" if len(short) > SIDE_BY_SIDE else ""
     names = [f"{lower * (i % 2)}{_broken(name)}" for i, name in enumerate(short.values())]
-    axes.set_xticks(
-        range(len(short) + 1), [*names, inner(record).replace(" ", "\n")], fontsize=SMALL
-    )
+    axes.set_xticks(range(len(short) + 1), [*names, score.replace(" ", "\n")], fontsize=SMALL)
     axes.tick_params(axis="x", length=0)
     boxed = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
     for place, key in enumerate([*short, None]):
         axes.axvline(place, ymin=0.07, ymax=0.93, color="#666666", linewidth=0.7, zorder=0)
         if key is None:
             marks = [(0.0, plain(limits[0])), (1.0, plain(limits[1]))]
-        elif record.space[key]["kind"] in NUMERIC:
-            ends = _ends(scored(record)[key].to_numpy(float), record.space[key])
-            marks = [(0.0, f"{ends[0]:g}"), (1.0, f"{ends[1]:g}")]
+        elif key in ends:
+            marks = [(height, f"{end:g}") for height, end in enumerate(ends[key])]
         else:
-            values = [str(value) for value in record.space[key]["values"]]
+            values = [str(value) for value in space[key]["values"]]
             marks = [(i / max(1, len(values) - 1), value) for i, value in enumerate(values)]
         for height, text in marks:
             end = height in (0.0, 1.0)

@@ -130,21 +130,32 @@ FRAMES: dict[str, dict[str, str]] = {
         *("pretrained_on", "published", "contamination", "protocol", "settings"),
     ),
     "searches": {
-        **_text("search", "modality", "source", "policy", "technique", "setting", "network"),
-        **_text("sampler", "stopping", "choosing", "objectives"),
+        **_text("search", "modality", "source", "policy", "families", "network"),
+        **_text("sampler", "metric"),
         **_whole("searched", "trials", "complete", "stopped", "failed", "unfinished"),
-        **_whole("evaluations", "evaluated"),
+        **_whole("evaluations"),
         "chosen": "Int64",
-        **_real("start_value", "chosen_value", "difference", "difference_low"),
+        **_text("family"),
+        **_real("start_value", "chosen_value", "optimism"),
+        **_whole("folds"),
         **_real("seconds", "device_hours", "shared_seconds"),
         **_text("device"),
         **_whole("train_records", "validation_records", "train_patients", "validation_patients"),
     },
+    "families": {
+        **_text("search", "modality", "source", "policy", "family"),
+        **_whole("trials"),
+        "best": "Int64",
+        "is_chosen": "bool",
+        **_real("value"),
+        **_whole("evaluations"),
+        **_real("difference", "error", "hours_per_evaluation"),
+    },
     "tuned": {
         **_text(*KEY),
         **_real("value", "low", "high"),
-        **_whole("seeds"),
-        **_text("start_protocol"),
+        **_whole("models"),
+        **_text("start_name"),
         **_real("start", "start_low", "start_high", "paper"),
         **_real("difference", "difference_low", "difference_high", "p", "p_delong"),
         **_text("caution", "contamination"),
@@ -165,13 +176,14 @@ be compared and ``unlike`` says why one may not; ``run`` is empty where no run m
 was calibrated, ``use_case`` and ``group`` which records it is of; ``caution`` says why an interval
 or a p is missing, or why the interval is rough; ``contamination`` says what of the dataset the
 row's pretraining saw, empty for nothing; a difference has it for both sides. A frame without
-rows has its columns all the same. Of ``searches``, ``evaluations`` are those of a trial that goes
-to the end and ``evaluated`` all that were done; ``chosen`` is 0 where a search keeps its start;
-``start_value`` and ``chosen_value`` are over fresh evaluations, the second corrected for having
-been chosen, and without these the values of the trials; ``difference`` to the start is that of
-the chosen trial, or of the finalist with the largest where the start is kept.
+rows has its columns all the same. Of ``searches``, ``chosen`` is the number of the trial, 0 where
+the start is kept; ``chosen_value`` and ``start_value`` are paired means on the search's validation
+records, the first too high by about ``optimism``; ``folds`` are those whose models are averaged. Of
+``families``, ``best`` is the number of the chosen trial, or of the best with the most evaluations,
+and ``error`` the standard error of its ``difference`` to the start. Of ``tuned``, ``start_name`` is
+the row of the start, with its mode of transfer, and ``models`` counts the runs of the tuned row.
 """
-TUNING = ("searches", "tuned")
+TUNING = ("searches", "families", "tuned")
 """Frames that are empty without a search."""
 VERSIONS = tuple(FRAMES["ran"])[-6:]
 """Columns of ``ran`` with versions of packages."""

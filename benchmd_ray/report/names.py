@@ -23,7 +23,14 @@ from benchmd_ray.models.encoder_cards import encoder_cards
 from benchmd_ray.models.networks import NETWORK, RANDOM_KERNELS, TITLES, TRANSFORMERS
 from benchmd_ray.report.contamination import published_of
 from benchmd_ray.report.frames import KERNELS, TECHNIQUES, by_name, name_rank, with_mode
-from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
+from benchmd_ray.report.protocols import (
+    START,
+    TUNED,
+    base_protocol,
+    fold_of,
+    pretraining_of,
+    searches_behind,
+)
 from benchmd_ray.runs.pretraining_data import Published
 from benchmd_ray.runs.store import Run
 from benchmd_ray.ssl import BROUGHT, HUB, NAMED, OWN, SCRATCH
@@ -90,9 +97,11 @@ def names_of(runs: Sequence[Run]) -> Names:
     for (*_, kind), members in sorted(groups.items()):
         techniques = technique_words(run.description["technique"] for run in members)
         networks = _words({run.settings.encoder.network for run in members}, TITLES)
+        has_folds = any(map(fold_of, members))
         alike: dict[str, list[_Named]] = {}
         for run in members:
-            named = _named(run, pretraining_of(run, by_name), techniques, networks)
+            upstream = pretraining_of(run, by_name)
+            named = _named(run, upstream, techniques, networks, has_folds=has_folds)
             alike.setdefault(named.words, []).append(named)
         ends = {path: end for same in alike.values() for path, end in _told_apart(same).items()}
         every = [named for same in alike.values() for named in same]
@@ -157,8 +166,14 @@ def _group(run: Run) -> Group:
 
 
 def _named(
-    run: Run, upstream: Run | None, techniques: Mapping[str, str], networks: Mapping[str, str]
+    run: Run,
+    upstream: Run | None,
+    techniques: Mapping[str, str],
+    networks: Mapping[str, str],
+    *,
+    has_folds: bool,
 ) -> _Named:
+    """Name of a run; ``has_folds`` if fold models may have the name of one on all labels."""
     about = run.description
     protocol = base_protocol(run, upstream)
     words = techniques[about["technique"]]
@@ -168,13 +183,15 @@ def _named(
     source = _pretraining_source(run, upstream)
     if source != about["source"] and not is_brought:
         words += f" on {source_title(source)}"
-    words += {"tuned": ", tuned", "shuffled": ", shuffled labels"}.get(protocol, "")
-    words += ", fold models" if "fold" in about else ""
+    marks = {TUNED: ", tuned", START: ", start", "shuffled": ", shuffled labels"}
+    words += marks.get(protocol, "")
+    if protocol == TUNED and has_folds and not fold_of(run):
+        words += ", whole split"
     flat = _flat(about["determinants"])
     encoder = {name: flat[name] for name in flat if _of_encoder(name)}
     rest = {name: flat[name] for name in flat.keys() - encoder.keys() - AXES}
     encoder |= _pretraining(run, protocol, upstream)
-    if protocol == "tuned":
+    if protocol == TUNED:
         encoder, rest = {}, encoder | rest
     return _Named(run, upstream, protocol, words, encoder, rest)
 
@@ -382,5 +399,5 @@ def _said(members: Sequence[_Named], every: Sequence[_Named]) -> str:
         if text
     ]
     searches = {name for named in members for name in searches_behind(named.run, named.upstream)}
-    found = [f"found by {', '.join(sorted(searches))}"] if members[0].protocol == "tuned" else []
+    found = [f"found by {', '.join(sorted(searches))}"] if members[0].protocol == TUNED else []
     return "; ".join([*found, *lines])

@@ -9,6 +9,7 @@ import pandas as pd
 from benchmd_ray.evaluation.registry import benchmarks, starts
 from benchmd_ray.report.contamination import sentences
 from benchmd_ray.report.frames import BOOTSTRAP, MARK, UNKNOWN, by_name
+from benchmd_ray.report.protocols import START, TUNED
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import INTERVAL_PATIENTS, ROUGH_IN_CLASS, TEST_PATIENTS, Basis
@@ -60,8 +61,10 @@ def notes(rows: pd.DataFrame) -> list[str]:
         lines.append(
             "custom: settings other than the fixed protocol's; not comparable with the paper."
         )
-    if (protocols == "tuned").any():
+    if (protocols == TUNED).any():
         lines.append("tuned: settings that a search found; not comparable with the paper.")
+    if (protocols == START).any():
+        lines.append("start: fold models of what a search started from; not compared with others.")
     if (protocols == "shuffled").any():
         lines.append("shuffled: trained on labels shuffled among the records, as a sanity check.")
     lines += [

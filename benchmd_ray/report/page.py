@@ -225,10 +225,10 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Tuned ensemble, start ensemble",
-        "One model that averages the probabilities of several seeds: with tuned settings, and with "
-        "those that the search started from, over the seeds that both have. Their difference is "
-        "the gain from tuning; the difference from single runs is mostly the gain from averaging. "
-        "Interval and p are for this one model.",
+        "One model that averages the probabilities of fold models: of a search's choice, and of "
+        "its start, over the folds that both have. Their difference is the gain from the search; "
+        "the difference from single models is mostly the gain from averaging. Interval and p are "
+        "for this one model.",
     ),
     (
         "In distribution, target, gap",
@@ -344,8 +344,9 @@ WORDS: tuple[tuple[str, str], ...] = (
     (
         "protocol",
         "{starts} "
-        "tuned: those that a search found. tuned ensemble, start ensemble: averages of seeds. "
-        "custom: others. shuffled: trained on shuffled labels, a sanity check.",
+        "tuned: those that a search found. start: fold models of what it started from. tuned "
+        "ensemble, start ensemble: averages of fold models. custom: others. shuffled: trained on "
+        "shuffled labels, a sanity check.",
     ),
     (
         "records, patients, positives",

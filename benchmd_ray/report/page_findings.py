@@ -24,7 +24,7 @@ from benchmd_ray.report.frames import (
     with_mark,
     with_mode,
 )
-from benchmd_ray.report.protocols import APART, ENSEMBLES
+from benchmd_ray.report.protocols import APART, ENSEMBLES, TUNED
 from benchmd_ray.report.table import Kind, shown, text_of
 from benchmd_ray.scores.comparison import EXCHANGES, LEVEL
 from benchmd_ray.scores.support import ALIKE
@@ -109,12 +109,14 @@ def headlines(analysis: Analysis) -> list[tuple[str, str]]:
     if len(changes):
         lines.append((_against_baseline(changes, where), "changes"))
     tuned = analysis.tuned.dropna(subset="difference")
-    tuned = tuned[~tuned["protocol"].isin(ENSEMBLES)]
+    averages = tuned["protocol"] == ENSEMBLES[TUNED]
+    tuned = tuned[averages] if averages.any() else tuned
     if (tuned["role"] == "target").any():
         tuned = tuned[tuned["role"] == "target"]
     if len(tuned):
         where = "targets" if (tuned["role"] == "target").all() else "the source's own splits"
-        verdict = judged(tuned, "difference", *BETTER, subject="tuned settings were")
+        subject = "the tuned ensemble was" if averages.any() else "tuned settings were"
+        verdict = judged(tuned, "difference", *BETTER, subject=subject)
         lines.append((f"AUROC against the start of the search on {where}: {verdict}", "tuned"))
     lines += [(sentence, "ranking") for sentence in _ranking(analysis.ranking)[:1]]
     lines += [(sentence, "gaps") for sentence in _gaps(_trained(of_metric(analysis.gaps)))[:1]]

@@ -15,6 +15,7 @@ from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN
 from benchmd_ray.report.contamination import contamination, together
 from benchmd_ray.report.frames import KEY, place
 from benchmd_ray.report.names import RowName
+from benchmd_ray.report.protocols import fold_of
 from benchmd_ray.report.rows import key_of
 from benchmd_ray.report.scored import Scored
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
@@ -49,6 +50,12 @@ class Pool:
     def first(self) -> Scored:
         """The first member; all have the same records, targets and classes."""
         return self.members[0]
+
+    @property
+    def folds(self) -> tuple[tuple[str, int], ...]:
+        """Inner catalog and seed of each fold model; empty for runs on all labels."""
+        runs = [member.run for member in self.members]
+        return tuple((fold_of(run), int(run.description["seed"])) for run in runs if fold_of(run))
 
     @cached_property
     def contamination(self) -> str:

@@ -1,8 +1,9 @@
 """The protocol of each run: the mark of its row.
 
 Benchmarks name theirs (``fixed`` is BenchMD's). ``shuffled`` trains on shuffled labels, ``tuned``
-has settings that a search found for the transfer or its pretraining, all else is ``custom``.
-Averages of runs (`tuning_frames.ensembles`) are ``tuned ensemble`` and ``start ensemble``.
+has settings that a search found for the transfer or its pretraining, ``start`` are the fold models
+of a search's start, all else is ``custom``. Averages of fold models (`tuning_frames.ensembles`) are
+``tuned ensemble`` and ``start ensemble``.
 """
 
 from __future__ import annotations
@@ -14,21 +15,29 @@ from benchmd_ray.evaluation.benchmark import Start
 from benchmd_ray.evaluation.registry import settings_among, starts
 from benchmd_ray.runs.store import Run, read_run
 
-ENSEMBLES = ("tuned ensemble", "start ensemble")
-"""Of averages: over seeds of tuned settings, and of those that a search started from."""
-APART = ("shuffled", *ENSEMBLES)
+START, TUNED = "start", "tuned"
+ENSEMBLES = {TUNED: "tuned ensemble", START: "start ensemble"}
+"""Protocol of the average of fold models, by theirs."""
+APART = ("shuffled", START, *ENSEMBLES.values())
 """Whose rows are not compared with others."""
 
 
 def base_protocol(run: Run, pretraining: Run | None = None) -> str:
-    """Protocol of a run: a start's name, ``custom``, ``tuned`` or ``shuffled``."""
+    """Protocol of a run: a start's name, ``custom``, ``start``, ``tuned`` or ``shuffled``."""
     if run.settings.transfer.shuffle_labels:
         return "shuffled"
+    if fold_of(run):
+        return TUNED if searches_behind(run, pretraining) else START
     stated = str(run.description["protocol"])
     runs = [run] if pretraining is None else [run, pretraining]
     if stated in starts() and all(_follows(trained, starts()[stated]) for trained in runs):
         return stated
-    return "tuned" if searches_behind(run, pretraining) else "custom"
+    return TUNED if searches_behind(run, pretraining) else "custom"
+
+
+def fold_of(run: Run) -> str:
+    """Digest of the inner catalog that a fold run was trained on; empty for all labels."""
+    return str(run.description["determinants"].get("fold", ""))
 
 
 def _follows(run: Run, start: Start) -> bool:

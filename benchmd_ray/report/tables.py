@@ -312,8 +312,8 @@ def tuned(analysis: Analysis) -> Table | None:
     rows = analysis.tuned
     difference = part(rows, "difference").assign(p=rows["p"])
     caption = (
-        "AUROC of tuned settings and of those that the search started from, mean over classes, on "
-        "the same records."
+        "AUROC of the choice of a search and of its start, mean over classes, on the same records: "
+        "single models with single models, ensembles with ensembles."
     )
     return keyed_table(
         caption,
@@ -324,8 +324,8 @@ def tuned(analysis: Analysis) -> Table | None:
         interval_of("tuned − start [95 %]", difference, "difference", "change", p="p"),
         column_of("p", rows["p"], "p"),
         column_of("p (DeLong)", rows["p_delong"], "p"),
-        column_of("seeds", rows["seeds"], "integer"),
-        column_of("start is", list(rows["start_protocol"]), "text"),
+        column_of("models", rows["models"], "integer"),
+        column_of("start", rows["start_name"], "text"),
         column_of("trials", rows["trials"].astype("float64"), "integer"),
         column_of("device hours", rows["device_hours"], "number", digits=2),
         column_of("search", rows["search"], "text"),
@@ -338,22 +338,41 @@ def searches(analysis: Analysis) -> Table | None:
     chosen = [None if pd.isna(n) else str(n) if n else KEEPS for n in rows["chosen"]]
     columns = (
         *key_columns(rows),
-        *columns_of(rows, "text", "network", "objectives", "sampler", "stopping"),
-        *columns_of(rows, "integer", "trials", "failed", "unfinished"),
-        column_of("evaluations of a trial", rows["evaluations"], "integer"),
-        column_of("evaluations in all", rows["evaluated"], "integer"),
-        column_of("choosing", rows["choosing"], "text"),
+        *columns_of(rows, "text", "families", "network", "metric", "sampler"),
+        *columns_of(rows, "integer", "trials", "stopped", "failed", "unfinished", "evaluations"),
         column_of("chosen trial", chosen, "text"),
+        column_of("chosen family", rows["family"], "text"),
         column_of("inner score, start", rows["start_value"], "number"),
         column_of("inner score, chosen", rows["chosen_value"], "number"),
-        column_of("difference", rows["difference"], "signed"),
-        column_of("its lower bound", rows["difference_low"], "signed"),
+        column_of("too high by", rows["optimism"], "number"),
+        column_of("folds", rows["folds"], "integer"),
         column_of("hours", rows["seconds"] / 3600, "number", digits=2),
         column_of("device hours", rows["device_hours"], "number", digits=2),
         column_of("shared hours", rows["shared_seconds"] / 3600, "number", digits=2),
         *columns_of(rows, "text", "device", "search"),
     )
     return table_of("Searches: choice and cost.", columns, rows)
+
+
+def families(analysis: Analysis) -> Table | None:
+    """Families of searches: their best trials against the start, and what they cost."""
+    rows = analysis.families
+    best = [None if pd.isna(n) else str(n) if n else "the start" for n in rows["best"]]
+    columns = (
+        *key_columns(rows),
+        column_of("family", rows["family"], "text"),
+        column_of("chosen", ["yes" if chosen else "" for chosen in rows["is_chosen"]], "text"),
+        column_of("trials", rows["trials"], "integer"),
+        column_of("best trial", best, "text"),
+        column_of("evaluations", rows["evaluations"], "integer"),
+        column_of("inner score", rows["value"], "number"),
+        column_of("− start", rows["difference"], "signed"),
+        column_of("standard error", rows["error"], "number"),
+        column_of("device hours per evaluation", rows["hours_per_evaluation"], "number"),
+        column_of("search", rows["search"], "text"),
+    )
+    caption = "Families of each search, with scores on its validation records: no results."
+    return table_of(caption, columns, rows)
 
 
 def aggregates(*tables: Declared) -> tuple[Declared, ...]:
@@ -411,6 +430,7 @@ TABLES = aggregates(
     Declared("subgroups_excluded", "Subgroups", lambda a: a.excluded, excluded),
     Declared.both("tuned", "Tuning", lambda a: a.tuned, tuned),
     Declared.both("searches", "Tuning", lambda a: a.searches, searches),
+    Declared.both("families", "Tuning", lambda a: a.families, families),
     Declared("runs", "Runs", lambda a: a.ran, ran, nothing="No runs."),
     Declared("scores", "Runs", lambda a: a.rows),
     Declared.both("descriptions", DESCRIPTIONS, lambda a: a.descriptions, descriptions),

@@ -1,7 +1,8 @@
-"""Frames of tuning: searches, and tuned settings compared with their start.
+"""Frames of tuning: searches and their families, and tuned settings compared with their start.
 
-The counterpart of a tuned result has the same technique and transfer setting, the same records, and
-the settings of the search's first trial for encoder, transfer and pretraining.
+A search delivers fold models: runs of its choice and of its start, each trained on the inner
+catalog of an evaluation and scored as any run. The counterpart of a tuned result are the results of
+the search's start, on the same records and, of fold models, the same folds with the same seeds.
 """
 
 from __future__ import annotations
@@ -12,21 +13,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.errors import count_of
 from benchmd_ray.report.compared import difference, p_delong
-from benchmd_ray.report.frames import KEY
+from benchmd_ray.report.frames import KEY, with_mode
 from benchmd_ray.report.names import technique_words
 from benchmd_ray.report.pools import Pool
-from benchmd_ray.report.protocols import ENSEMBLES, pretraining_of, searches_behind
-from benchmd_ray.report.scored import Scored, measured, of_predictions
-from benchmd_ray.report.table import shown
-from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
+from benchmd_ray.report.protocols import ENSEMBLES, TUNED, pretraining_of, searches_behind
 from benchmd_ray.runs.store import Run
 from benchmd_ray.settings.definition import EncoderSettings, Settings, TransferSettings
-from benchmd_ray.tuning.records import RULE, SearchRecord
+from benchmd_ray.tuning.families import FAMILY
+from benchmd_ray.tuning.records import FamilyRecord, SearchRecord
 
 Row = dict[str, Any]
 
@@ -49,40 +46,34 @@ class TunedPair:
         return (self.tuned,) if self.start is None else (self.tuned, self.start)
 
 
-FRESH = (
-    "Fresh evaluations use other folds and seeds than the race, but the same patients, so they are "
-    "still slightly optimistic: rely on the source's scored splits and the targets, which no "
-    "search sees."
+SEEN = (
+    "A search's own scores are no result: they are on records by which it chose. Rely on the "
+    "source's scored splits and the targets, which no search sees."
 )
-HIGHEST = (
-    "it is the best of many and so optimistic; rely on the source's scored splits and the targets, "
-    "which no search sees."
-)
-"""Caution on inner scores, by a search's rule of choice."""
-SAME = ("catalog", "fold", "precision")
+SAME = ("catalog", "precision")
 """Determinants of a transfer that no search changes, so they must equal those of the tuned run."""
 
 
 def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
     """One row per search; records and patients are summed over its sources."""
     for record in records:
+        names, chosen = family_names(record), record.chosen
         yield {
-            "search": record.name,
-            **{name: _listed(record, name) for name in ("modality", "source", "policy")},
-            "technique": technique_words([record.technique])[record.technique],
-            "setting": record.setting,
-            "network": networks(record),
+            **_about(record),
+            "families": "; ".join(names.values()),
+            "network": " or ".join(dict.fromkeys(map(networks, record.families))),
             "sampler": record.sampler,
-            "stopping": record.stopping,
-            "choosing": record.choosing,
-            "objectives": ", ".join(record.objectives),
-            "searched": len(record.space),
+            "metric": record.metric,
+            "searched": len({name for family in record.families for name in family.space}),
             "trials": len(record.trials),
             **record.counts,
-            "evaluations": record.evaluations,
-            "evaluated": int(record.trials[["evaluations", "fresh_evaluations"]].sum().sum()),
+            "evaluations": int(record.trials["evaluations"].sum()),
             "chosen": record.best,
-            **_choice(record),
+            "family": "" if chosen is None else names[chosen.name],
+            "start_value": record.first_value,
+            "chosen_value": record.value,
+            "optimism": record.optimism,
+            "folds": len(record.folds),
             "seconds": record.seconds,
             "device_hours": record.device_hours,
             "shared_seconds": record.shared_seconds,
@@ -95,24 +86,65 @@ def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
         }
 
 
-def networks(record: SearchRecord) -> str:
-    """Networks of a search, that of the start first: ``resnet18 or resnet50``."""
-    encoders = [settings.get("encoder", {}) for settings in record.settings]
+def family_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
+    """One row per family of a search: its best trial, compared with the start, and its cost."""
+    for record in records:
+        names = family_names(record)
+        for family in record.families:
+            trials = record.trials[record.trials[FAMILY] == family.name]
+            best, evaluations = best_of(record, family), int(trials["evaluations"].sum())
+            is_other = best is not None and best["number"] != 0
+            hours = float(trials["device_hours"].sum())
+            yield {
+                **_about(record),
+                "family": names[family.name],
+                "trials": len(trials),
+                "best": None if best is None else int(best["number"]),
+                "is_chosen": best is not None and best["number"] == record.best,
+                "value": np.nan if best is None else best["value"],
+                "evaluations": 0 if best is None else int(best["evaluations"]),
+                "difference": best["value"] - record.first_value if is_other else np.nan,
+                "error": best["error"] if is_other else np.nan,
+                "hours_per_evaluation": hours / evaluations if evaluations else np.nan,
+            }
+
+
+def best_of(record: SearchRecord, family: FamilyRecord) -> pd.Series | None:
+    """The chosen trial of a family, else its best with the most evaluations, else the start.
+
+    None if no trial of it has a score.
+    """
+    trials = record.trials[record.trials[FAMILY] == family.name]
+    trials = trials[trials["value"].notna() & ~trials["state"].isin(["failed", "stopped"])]
+    others = trials[trials["number"] != 0]
+    if record.best in set(trials["number"]):
+        return trials[trials["number"] == record.best].iloc[0]
+    if others.empty:
+        return trials.iloc[0] if len(trials) else None
+    most = others[others["evaluations"] == others["evaluations"].max()]
+    return most.loc[most["value"].idxmax()]
+
+
+def family_names(record: SearchRecord) -> dict[str, str]:
+    """Families in words, ``random kernels, linear``, by their names."""
+    words = technique_words(family.technique for family in record.families)
+    return {
+        family.name: with_mode(words[family.technique], family.setting)
+        for family in record.families
+    }
+
+
+def networks(family: FamilyRecord) -> str:
+    """Networks of a family, that of its start first: ``resnet18 or resnet50``."""
+    encoders = [settings.get("encoder", {}) for settings in family.settings]
     started = [str(size.get("network", EncoderSettings().network)) for size in encoders]
-    searched = record.space.get("encoder.network", {}).get("values", ())
+    searched = family.space.get("encoder.network", {}).get("values", ())
     return " or ".join(dict.fromkeys([*started, *map(str, searched)]))
 
 
-def _choice(record: SearchRecord) -> dict[str, float]:
-    """Scores on which a search based its choice, and the deciding difference."""
-    decision, nearest = record.decision, next(iter(record.finalists), {})
-    finalist = next((row for row in record.finalists if row["number"] == record.best), nearest)
-    return {
-        "start_value": record.first_value if decision is None else decision["start"],
-        "chosen_value": record.value if decision is None else decision["expected"],
-        "difference": finalist.get("difference", np.nan),
-        "difference_low": finalist.get("low", np.nan),
-    }
+def _about(record: SearchRecord) -> Row:
+    names = ("modality", "source", "policy")
+    return {"search": record.name, **{name: _listed(record, name) for name in names}}
 
 
 def tuned_pairs(
@@ -123,13 +155,26 @@ def tuned_pairs(
     runs_by_name = {run.folder.name: run for run in runs}
     pairs = []
     for pool in pools:
-        if pool.key["protocol"] == "tuned":
+        if pool.key["protocol"] == TUNED:
             run = pool.first.run
             search = searches_behind(run, pretraining_of(run, runs_by_name))[0]
             record = named.get(search)
             start = None if record is None else _start(pool, pools, record, runs_by_name)
-            pairs.append(TunedPair(pool, start, search, record))
+            pairs.append(TunedPair(*_on_common_folds(pool, start), search, record))
     return pairs
+
+
+def _on_common_folds(tuned: Pool, start: Pool | None) -> tuple[Pool, Pool | None]:
+    """Both sides on the folds that both have; runs on all labels as they are."""
+    if start is None or not tuned.folds:
+        return tuned, start
+    return _on_folds(tuned, start.folds), _on_folds(start, tuned.folds)
+
+
+def _on_folds(pool: Pool, folds: Sequence[tuple[str, int]]) -> Pool:
+    places = [place for place, fold in enumerate(pool.folds) if fold in folds]
+    seeds, members = (tuple(column[p] for p in places) for column in (pool.seeds, pool.members))
+    return replace(pool, seeds=seeds, members=members)
 
 
 def tuned_rows(pairs: Iterable[TunedPair], paper: Callable[[Pool], float]) -> Iterator[Row]:
@@ -143,14 +188,11 @@ def tuned_rows(pairs: Iterable[TunedPair], paper: Callable[[Pool], float]) -> It
         }
 
 
-def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[str]:
-    """Notes for readers of tuned results."""
-    notes = []
-    choosing = {record.choosing for record in records}
-    if "confirmed" in choosing:
-        notes.append(f"searches: {RULE}. {FRESH}")
-    if "highest" in choosing:
-        notes.append(f"searches that choose the highest value: {HIGHEST}")
+def tuning_notes(
+    tuned: pd.DataFrame, records: Sequence[SearchRecord], protocols: Iterable[str]
+) -> list[str]:
+    """Notes for readers of tuned results; ``protocols`` are those of all rows."""
+    notes = [f"searches: {SEEN}"] if records else []
     for record in records:
         if record.result is None:
             failed, trials = record.counts["failed"], len(record.trials)
@@ -158,12 +200,16 @@ def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[s
             why = all_failed if trials and failed == trials else "no trial is complete yet"
             notes.append(f"{record.name}: {why}.")
         elif record.best == 0:
-            notes.append(
-                f"{record.name}: no trial beat the start, so nothing is tuned: {_kept(record)}."
-            )
-    averages = tuned["protocol"].isin(ENSEMBLES)
-    notes += _ensemble_notes(tuned[averages], tuned[~averages])
-    lost = tuned[~averages & tuned["start_protocol"].isna()]
+            notes.append(f"{record.name}: no trial beat the start, so nothing is tuned.")
+    if not {*protocols}.isdisjoint(ENSEMBLES.values()):
+        notes.append(
+            "tuned ensemble, start ensemble: the average of the probabilities of the fold models "
+            "of a search's choice and of its start; tuned, start: the mean of their scores. A fold "
+            "model is trained without one of the search's folds. Each is compared only with its "
+            "counterpart of the same folds, as averaging alone raises scores; interval and p of "
+            "ensembles cover patients, not training."
+        )
+    lost = tuned[~tuned["protocol"].isin(ENSEMBLES.values()) & tuned["start_name"].isna()]
     unknown = sorted(set(lost["search"]) - {record.name for record in records})
     notes += [
         f"{name}: this search is not in the stores of this report, so its start is missing and "
@@ -180,38 +226,19 @@ def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[s
     return notes
 
 
-def _kept(record: SearchRecord) -> str:
-    """Why a search keeps its start."""
-    if record.choosing == "highest":
-        return "no other trial has a higher value"
-    if not record.finalists:
-        return "no other trial was evaluated again"
-    finalist = record.finalists[0]
-    return (
-        f"{count_of(len(record.finalists), 'trial')} evaluated again, none significantly better "
-        f"(largest difference {shown(finalist['difference'], 'signed')}, lower bound "
-        f"{shown(finalist['low'], 'signed')})"
-    )
-
-
-def _ensemble_notes(averages: pd.DataFrame, single: pd.DataFrame) -> list[str]:
-    if averages.empty:
-        return []
-    notes = [
-        "tuned ensemble: one model that averages the probabilities of all seeds with tuned "
-        "settings; start ensemble: the same with the settings that the search started from, over "
-        "the same seeds. Ensembles are compared only with each other, as averaging alone raises "
-        "scores; interval and p cover patients, not seeds."
-    ]
-    started = set(single.dropna(subset="start_protocol")["search"])
-    lost = averages[averages["start_protocol"].isna() & averages["search"].isin(started)]
-    return notes + [
-        f"{name}: {technique}, {setting}: tuned runs and those of the start share fewer than two "
-        "seeds, so there is no start ensemble. Run both with the same seeds."
-        for name, technique, setting in dict.fromkeys(
-            lost[["search", "technique", "setting"]].itertuples(index=False, name=None)
-        )
-    ]
+def fold_notes(pairs: Sequence[TunedPair], pools: Sequence[Pool]) -> list[str]:
+    """Notes on tuned fold models that are compared without some of their folds."""
+    every = {tuple(pool.key.values()): len(pool.members) for pool in pools}
+    notes = {}
+    for pair in pairs:
+        whole, common = every[tuple(pair.tuned.key.values())], len(pair.tuned.members)
+        if pair.start is not None and common < whole:
+            name = with_mode(pair.tuned.key["technique"], pair.tuned.key["setting"])
+            notes[pair.search, name] = (
+                f"{pair.search}: {name}: compared with the start on the {count_of(common, 'fold')} "
+                f"of its {whole} on which the start was trained too."
+            )
+    return [*notes.values()]
 
 
 def _listed(record: SearchRecord, name: str) -> str:
@@ -221,22 +248,48 @@ def _listed(record: SearchRecord, name: str) -> str:
 def _start(
     pool: Pool, pools: Sequence[Pool], record: SearchRecord, runs_by_name: Mapping[str, Run]
 ) -> Pool | None:
-    """Results of the settings that a search started from, if possible with the same seeds."""
+    """Results of the settings that a search started from, with the most folds or seeds in common.
+
+    Fold models need a fold in common.
+    """
     first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
     if first is None:
         return None
-    names = [name for name in KEY if name not in ("technique", "protocol")]
+    technique, setting = _started(record, pool)
+    names = [name for name in KEY if name not in ("technique", "protocol", "setting")]
     fit = [
         other
         for other in pools
         if other is not pool
         and all(other.key[name] == pool.key[name] for name in names)
-        and other.first.run.description["technique"] == pool.first.run.description["technique"]
+        and other.first.run.description["technique"] == technique
+        and other.key["setting"] == setting
         and other.first.rows_digest == pool.first.rows_digest
+        and bool(other.folds) == bool(pool.folds)
+        and (not pool.folds or {*pool.folds} & {*other.folds})
         and _same(other.first.run, pool.first.run)
         and _has(other.first.run, pretraining_of(other.first.run, runs_by_name), first)
     ]
-    return max(fit, key=lambda one: one.seeds == pool.seeds, default=None)
+
+    def common(other: Pool) -> tuple[int, bool]:
+        return len({*pool.folds} & {*other.folds}), other.seeds == pool.seeds
+
+    return max(fit, key=common, default=None)
+
+
+def _started(record: SearchRecord, pool: Pool) -> tuple[str, str]:
+    """Technique and transfer setting of the start of a tuned result.
+
+    Those of the search's first family, unless the result has others than any family: tuned settings
+    may be used elsewhere, and a tuned pretraining in any setting.
+    """
+    technique, setting = str(pool.first.run.description["technique"]), pool.key["setting"]
+    first = record.families[0]
+    families = {(family.technique, family.setting) for family in record.families}
+    return (
+        first.technique if technique in dict(families) else technique,
+        first.setting if (technique, setting) in families else setting,
+    )
 
 
 def _same(run: Run, other: Run) -> bool:
@@ -258,9 +311,8 @@ def _has(run: Run, upstream: Run | None, first: Settings) -> bool:
         return False
     if upstream is None:  # from scratch, or missing
         return run.description.get("upstream") is None
-    trained = (
-        "pretrain" in upstream.description["determinants"]
-    )  # ImageNet weights only set the encoder
+    # ImageNet weights only set the encoder.
+    trained = "pretrain" in upstream.description["determinants"]
     return not trained or upstream.settings.pretrain == first.pretrain
 
 
@@ -276,16 +328,16 @@ def _row(pool: Pool, start: Pool | None, paper: Callable[[Pool], float]) -> Row:
         **pool.key,
         **{name: getattr(ours, name) for name in ("low", "high", "caution")},
         "value": ours.mean,
-        "seeds": len(pool.runs),
+        "models": len(pool.runs),
         "contamination": pool.contamination,
     }
     lost = ("start", "start_low", "start_high", "paper", "p", "p_delong")
     differing = ("difference", "difference_low", "difference_high")
     if start is None:
-        return row | {"start_protocol": None} | dict.fromkeys((*lost, *differing), np.nan)
+        return row | {"start_name": None} | dict.fromkeys((*lost, *differing), np.nan)
     first, change = start.pooled("auroc", 0), difference(pool, start, "auroc")
     return row | {
-        "start_protocol": start.key["protocol"],
+        "start_name": with_mode(start.key["technique"], start.key["setting"]),
         "start": first.mean,
         "start_low": first.low,
         "start_high": first.high,
@@ -295,93 +347,3 @@ def _row(pool: Pool, start: Pool | None, paper: Callable[[Pool], float]) -> Row:
         "p_delong": p_delong(start, pool),
         "caution": change.caution,
     }
-
-
-FEWEST = 2
-"""Fewest seeds of an ensemble."""
-
-
-def ensembles(
-    pairs: Sequence[TunedPair], metrics: Sequence[str], resamples: int
-) -> tuple[list[TunedPair], list[str]]:
-    """Ensembles of tuned results and their counterparts, and notes on what was skipped.
-
-    An ensemble is one model that averages the probabilities of seeds. Averaging alone often
-    improves a model, so the start is averaged over the same seeds, and ensembles are compared only
-    with each other. With fewer than two common seeds there is only an ensemble of all tuned seeds.
-    Intervals and p are over patients, for fixed models.
-    """
-    averages: list[TunedPair] = []
-    notes: list[str] = []
-    for pair in pairs:
-        both = () if pair.start is None else set(pair.tuned.seeds) & set(pair.start.seeds)
-        chosen = pair.pools if len(both) >= FEWEST else (pair.tuned,)
-        seeds = both if len(both) >= FEWEST else pair.tuned.seeds
-        if len(seeds) < FEWEST:
-            continue
-        numbered = [pool for pool in chosen if pool.seeds != _seeds_of_runs(pool)]
-        if numbered:
-            notes.append(
-                f"Skipped: the average of {numbered[0].key['technique']} on "
-                f"{numbered[0].key['dataset']}, as a seed has several pretrainings."
-            )
-            continue
-        runs = [
-            tuple(m for m, seed in zip(pool.members, pool.seeds, strict=True) if seed in seeds)
-            for pool in chosen
-        ]
-        try:
-            done = measured([averaged(members) for members in runs], metrics, resamples)
-        except BenchmdError as error:
-            notes.append(f"Skipped: {error}")
-            continue
-        tuned, *start = (
-            Pool(_ensemble_key(pair.tuned, protocol), (0,), (result,), members)
-            for protocol, result, members in zip(ENSEMBLES, done, runs, strict=False)
-        )
-        averages.append(replace(pair, tuned=tuned, start=start[0] if start else None))
-    return averages, notes
-
-
-def _ensemble_key(tuned: Pool, protocol: str) -> dict[str, str]:
-    """Of an average for a tuned row: ``MAE, tuned`` becomes ``MAE, tuned ensemble``."""
-    name = tuned.key["technique"].replace(", tuned", f", {protocol}", 1)
-    return {**tuned.key, "technique": name, "protocol": protocol}
-
-
-def _seeds_of_runs(pool: Pool) -> tuple[int, ...]:
-    return tuple(int(member.run.description["seed"]) for member in pool.members)
-
-
-def averaged(members: Sequence[Scored]) -> Scored:
-    """The mean of the runs' probabilities on one split, without metrics.
-
-    Probabilities are averaged per record, before windows are pooled to scans, so the ensemble acts
-    as one model.
-
-    Raises:
-        BenchmdError: Predictions cannot be read, or are of different records.
-    """
-    tables = [_records(member) for member in members]
-    first = tables[0]
-    for one, table in zip(members, tables, strict=True):
-        if not table["record_id"].equals(first["record_id"]):
-            raise BenchmdError(
-                f"{one.run.folder.name} and {members[0].run.folder.name} have predictions of "
-                f"different records of {one.dataset} ({one.split}) and are not averaged. Evaluate "
-                "the runs again with one catalog."
-            )
-    scores = [table["scores"].combine_chunks().flatten().to_numpy() for table in tables]
-    mean = pa.FixedSizeListArray.from_arrays(
-        pa.array(np.mean(scores, axis=0)), first["scores"].type.list_size
-    )
-    table = first.set_column(first.column_names.index("scores"), "scores", mean)
-    (average,) = of_predictions(members[0].run, Predictions(table, dict(members[0].about)))
-    return average
-
-
-def _records(member: Scored) -> pa.Table:
-    """The predictions of a result, sorted by record."""
-    path = predictions_path(member.run.folder, member.dataset)
-    table = read_predictions(path).table
-    return table.filter(pc.equal(table["split"], member.split)).sort_by("record_id")

@@ -19,10 +19,11 @@ from scipy.stats import t
 from sklearn.metrics import roc_auc_score
 from stored import runs, searches
 from stores import (
+    FAMILIES,
     SEARCH,
     SPACE,
+    make_ladder,
     make_pretraining,
-    make_race,
     make_search,
     make_transfer,
     make_trials,
@@ -56,11 +57,11 @@ from benchmd_ray.scores.comparison import exchange_p
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.tuning import record_form
-from benchmd_ray.tuning.records import COLUMNS, FORMAT, RULE, read_search, trials_schema
+from benchmd_ray.tuning.records import COLUMNS, FORMAT, read_search, trials_schema
 
 ECG = MODALITIES["ecg"].task
 NAME = SEARCH
-TOPICS = ("history", "importance", "slice", "contour", "curves", "parallel")
+TOPICS = ("history", "importance", "slice", "curves", "parallel")
 RESAMPLES = 60
 
 
@@ -169,7 +170,7 @@ def test_the_resamples_are_paired_by_patient(made, analysis):
 
 def test_the_paper_and_the_cost_stand_beside_a_start_of_the_fixed_protocol(made, analysis):
     row = row_of(analysis)
-    assert row["start_protocol"] == "fixed"
+    assert row["start_name"] == "MAE, linear"
     assert row["paper"] == paper_auroc()["georgia", "linear", "mae"]
     (record,) = analysis.records
     assert (row["search"], row["trials"]) == (NAME, 12)
@@ -216,13 +217,14 @@ def test_the_start_is_found_among_several_customs_and_seeds_are_paired(tmp_path)
             if other.folder.name == run.description["upstream"]
         )
     }
-    assert {name.protocol for name in expected} == {row["start_protocol"]} == {"custom"}
     (started,) = expected
+    assert started.protocol == "custom"
+    assert row["start_name"] == f"{started.technique}, linear"
     scores = analysis.scores.query("metric == 'auroc' and `class` == 'mean'")
     scores = scores.set_index("technique")["value"]
     assert row["start"] == scores[started.technique]
     assert (scores == row["start"]).sum() == 1
-    assert row["seeds"] == 2
+    assert row["models"] == 2
     assert np.isnan(row["paper"])
     assert np.isnan(row["p_delong"])
 
@@ -239,7 +241,7 @@ def test_a_tuned_pretraining_makes_its_transfers_tuned_and_scratch_its_base(tmp_
     scored(store, "scratch")
     analysis = analyse(runs([store]), searches=searches([store]), resamples=20)
     row = row_of(analysis)
-    assert (row["protocol"], row["start_protocol"], row["search"]) == ("tuned", "fixed", name)
+    assert (row["protocol"], row["start_name"], row["search"]) == ("tuned", "MAE, linear", name)
     changes = analysis.changes[analysis.changes["metric"] == "auroc"]
     assert set(changes["protocol"]) == {"fixed", "tuned"}
     assert {*analysis.pairs["a"], *analysis.pairs["b"]} == {"scratch", "MAE", "MAE, tuned"}
@@ -255,8 +257,7 @@ def test_the_descriptions_and_notes_name_the_search(analysis):
     settings = analysis.descriptions.set_index("technique")["settings"]
     assert settings["MAE, tuned"].startswith(f"found by {NAME}; transfer.optimiser.lr 0.003")
     assert any(note.startswith("tuned: settings that a search found") for note in analysis.notes)
-    assert any("highest value: it is the best of many" in note for note in analysis.notes)
-    assert not any("Fresh evaluations" in note for note in analysis.notes)
+    assert any("A search's own scores are no result" in note for note in analysis.notes)
 
 
 def test_runs_of_a_search_that_is_elsewhere_and_starts_that_did_not_run_are_named(tmp_path):
@@ -278,74 +279,96 @@ def test_runs_of_a_search_that_is_elsewhere_and_starts_that_did_not_run_are_name
         assert getattr(tables, table)(alone).rows == 1 + (table == "tuned")
 
 
-def test_a_search_that_its_start_wins_says_so(tmp_path):
-    rows = make_trials(5)
-    rows[0]["value"] = 0.95
-    make_search(tmp_path, rows=rows)
+def of_ladder(store, **about):
+    """The analysis of a run and of a search over several families, and its rows of trials."""
+    ladder = make_ladder(12, **about)
+    make_search(store, **ladder)
+    scored(store)
+    return ladder["rows"], analyse(runs([store]), searches=searches([store]), resamples=5)
+
+
+def paired(row, start):
+    """Differences to the start of a row's scores, by number of the evaluation."""
+    first = {point["evaluation"]: point["value"] for point in start["scores"]}
+    return [point["value"] - first[point["evaluation"]] for point in row["scores"]]
+
+
+def test_a_search_names_the_family_that_won_and_by_how_much(tmp_path):
+    rows, analysis = of_ladder(tmp_path)
+    (search,) = analysis.searches.to_dict("records")
+    best = max((row for row in rows if row["evaluations"] == 6), key=lambda row: row["value"])
+    assert best["family"] == "random-kernels linear"
+    assert (search["chosen"], search["family"]) == (best["number"], "random kernels, linear")
+    assert search["families"] == "scratch, fine-tuning; random kernels, linear; MAE, linear"
+    assert (search["chosen_value"], search["start_value"]) == (best["value"], rows[0]["value"])
+    assert search["evaluations"] == sum(row["evaluations"] for row in rows)
+    table, _ = plain(tables.searches(analysis))
+    assert table["chosen trial"].tolist() == [str(best["number"])]
+    sentences = " ".join(tuning_sentences(analysis))
+    gain = np.mean(paired(best, rows[0]))
+    assert f"chose random kernels, linear (trial {best['number']}): on the search's" in sentences
+    assert f"validation records +{gain:.3f} ± {best['error']:.3f} (standard error)" in sentences
+    mae = max(
+        (row for row in rows if row["family"] == "mae linear" and row["evaluations"] == 6),
+        key=lambda row: row["value"],
+    )
+    assert f"+{best['value'] - mae['value']:.3f} over the best trial of MAE, linear" in sentences
+    assert "is too high for having been the highest, by about 0.010." in sentences
+    for text in (sentences, " ".join(analysis.notes)):
+        assert "A search's own scores are no result" in text
+
+
+def test_families_are_compared_by_their_best_trials_and_their_cost(tmp_path):
+    rows, analysis = of_ladder(tmp_path)
+    assert analysis.families["trials"].tolist() == [4, 4, 4]
+    assert analysis.families["is_chosen"].tolist() == [False, True, False]
+    for family, found in zip(FAMILIES, analysis.families.to_dict("records"), strict=True):
+        members = [row for row in rows if row["family"] == family]
+        done = [row for row in members if row["number"] and row["evaluations"]]
+        most = max(row["evaluations"] for row in done)
+        best = max(
+            (row for row in done if row["evaluations"] == most), key=lambda row: row["value"]
+        )
+        differences = paired(best, rows[0])
+        assert (found["best"], found["evaluations"]) == (best["number"], most)
+        assert found["difference"] == pytest.approx(np.mean(differences))
+        expected = np.std(differences, ddof=1) / math.sqrt(most)
+        assert found["error"] == pytest.approx(expected)
+        hours = sum(row["device_hours"] for row in members)
+        count = sum(row["evaluations"] for row in members)
+        assert found["hours_per_evaluation"] == pytest.approx(hours / count)
+    table, _ = plain(tables.families(analysis))
+    assert table["chosen"].tolist() == ["", "yes", ""]
+
+
+def test_a_search_that_keeps_its_start_says_so_and_has_no_tuned_row(tmp_path):
+    rows, analysis = of_ladder(tmp_path, better=False)
+    (row,) = analysis.searches.to_dict("records")
+    assert (row["chosen"], row["start_value"]) == (0, rows[0]["value"])
+    table, _ = plain(tables.searches(analysis))
+    assert table["chosen trial"].tolist() == ["keeps the start"]
+    assert analysis.tuned.empty
+    note = f"{NAME}: no trial beat the start, so nothing is tuned."
+    assert note in analysis.notes
+    sentences = " ".join(tuning_sentences(analysis))
+    assert "No trial beat the start in 1 of 1 search; it is kept" in sentences
+    assert f"{NAME} keeps its start, scratch, fine-tuning (inner AUROC 0.609)." in sentences
+    history, *_ = draw(Analysis(records=analysis.records))[0]
+    assert "no trial is above the start" in history.title
+    first = analysis.families.iloc[0]
+    assert (first["best"], first["is_chosen"], np.isnan(first["difference"])) == (0, True, True)
+
+
+def test_a_family_without_a_score_has_only_its_trials(tmp_path):
+    ladder = make_ladder(12)
+    ladder["rows"] = [row for row in ladder["rows"] if row["family"] != "mae linear"]
+    make_search(tmp_path, **ladder)
     scored(tmp_path)
     analysis = analyse(runs([tmp_path]), searches=searches([tmp_path]), resamples=5)
-    assert analysis.tuned.empty
-    assert (
-        f"{NAME}: no trial beat the start, so nothing is tuned: no other trial has a higher value."
-        in (analysis.notes)
-    )
-    assert "No trial beat the start in 1 of 1 search" in " ".join(tuning_sentences(analysis))
-
-
-def race(store, **about):
-    """The analysis of a run and of a search with fresh evaluations, and the search's record."""
-    made = make_race(12, **about)
-    make_search(store, **made)
-    scored(store)
-    analysis = analyse(runs([store]), searches=searches([store]), resamples=5)
-    return made, analysis, analysis.records[0]
-
-
-def test_a_confirmed_search_says_what_it_chose_and_by_which_rule(tmp_path):
-    made, analysis, record = race(tmp_path)
-    (row,) = analysis.searches.to_dict("records")
-    first, second = made["result"]["decision"]["finalists"]
-    assert (row["chosen"], row["choosing"], row["evaluations"]) == (first["number"], "confirmed", 9)
-    done = sum(trial["evaluations"] + trial["fresh_evaluations"] for trial in made["rows"])
-    assert row["evaluated"] == done
-    assert (row["start_value"], row["chosen_value"]) == (0.6, 0.635)
-    assert (row["difference"], row["difference_low"]) == (first["difference"], first["low"])
-    shown, _ = plain(tables.searches(analysis))
-    assert shown["chosen trial"].tolist() == [str(first["number"])]
-    assert shown["its lower bound"].tolist() == ["+0.025"]
-    said = " ".join(tuning_sentences(analysis))
-    assert f"How a search chooses: {RULE}." in said
-    assert "In 1 of 1 search a trial replaced the start" in said
-    for text in (said, " ".join(analysis.notes)):
-        assert "the same patients, so they are still slightly optimistic" in text
-        assert "best of many" not in text
-    figures, _ = draw(Analysis(records=analysis.records))
-    texts_ = " ".join(f"{one.title} {one.caption}" for one in figures)
-    assert f"trial {first['number']} takes the start's place, inner AUROC 0.635 expected" in texts_
-    assert "too high" not in texts_
-    assert record.finalists == [first, second]
-
-
-def test_a_search_that_keeps_its_start_says_why_and_has_no_tuned_row(tmp_path):
-    _, analysis, _ = race(tmp_path, better=False)
-    (row,) = analysis.searches.to_dict("records")
-    assert (row["chosen"], row["start_value"], row["chosen_value"]) == (0, 0.6, 0.6)
-    assert (row["difference"], row["difference_low"]) == pytest.approx((0.04, -0.02))
-    shown, _ = plain(tables.searches(analysis))
-    assert shown["chosen trial"].tolist() == ["keeps the start"]
-    assert analysis.tuned.empty
-    (note,) = [
-        note for note in analysis.notes if note.startswith(f"{NAME}: no trial beat the start")
-    ]
-    assert "2 trials evaluated again, none significantly better (largest difference" in note
-    assert "+0.040, lower bound −0.020)." in note
-    said = " ".join(tuning_sentences(analysis))
-    assert "No trial beat the start in 1 of 1 search; its settings are kept" in said
-    assert "a trial replaced the start" not in said
-    (figure,) = (
-        one for one in draw(Analysis(records=analysis.records))[0] if "finalists" in one.name
-    )
-    assert "no trial is shown to be better than the start" in figure.title
+    lost = analysis.families.iloc[2]
+    assert (lost["trials"], lost["evaluations"]) == (0, 0)
+    assert np.isnan([lost["value"], lost["difference"], lost["hours_per_evaluation"]]).all()
+    assert "best trial of MAE" not in " ".join(tuning_sentences(analysis))
 
 
 def test_a_search_without_a_result_is_in_the_table(tmp_path):
@@ -357,28 +380,12 @@ def test_a_search_without_a_result_is_in_the_table(tmp_path):
     assert any("no trial is complete yet" in note for note in analysis.notes)
 
 
-def test_a_race_without_fresh_evaluations_keeps_its_start_so_far(tmp_path):
-    made = make_race(12)
-    first = made["rows"][0]["value"]
-    made["result"] = {"best": 0, "value": first, "first_value": first, "decision": None}
-    make_search(tmp_path, **made)
-    scored(tmp_path)
-    analysis = analyse(runs([tmp_path]), searches=searches([tmp_path]), resamples=5)
-    (row,) = analysis.searches.to_dict("records")
-    assert (row["chosen"], row["start_value"]) == (0, first)
-    assert np.isnan(row["difference"])
-    assert any("no other trial was evaluated again" in one for one in analysis.notes)
-    drawn, skipped = draw(Analysis(records=analysis.records))
-    assert f"finalists-{NAME}" in {one.name for one in skipped}
-    assert "no trial was evaluated again" in drawn[0].title
-
-
 # --- tables and page
 
 
 def test_the_tables_of_tuning_are_written_in_all_forms(analysis, tmp_path):
     write_tables(analysis, tmp_path)
-    for name, rows in (("tuned", 2), ("searches", 1)):
+    for name, rows in (("tuned", 2), ("searches", 1), ("families", 1)):
         for kind in ("csv", "md"):
             assert NAME in (tmp_path / f"{name}.{kind}").read_text("utf-8")
         assert len(rows_of((tmp_path / f"{name}.tex").read_text("utf-8"))) == 2 + rows
@@ -398,7 +405,7 @@ def test_the_searches_table_counts_trials_and_cost(analysis):
     best = max((t["value"], t["number"]) for t in make_trials(12) if t["value"] is not None)
     assert (row["chosen_value"], row["chosen"]) == best
     assert row["start_value"] == make_trials(12)[0]["value"]
-    assert (row["evaluations"], row["evaluated"]) == (1, counts["complete"])
+    assert row["evaluations"] == counts["complete"]
 
 
 def test_the_page_has_a_section_of_tuning_with_its_figures(analysis):
@@ -409,9 +416,10 @@ def test_the_page_has_a_section_of_tuning_with_its_figures(analysis):
     section = text[text.index('<section id="tuning"') :]
     section = section[: section.index("</section>")]
     assert section.count("<figure ") == len([f for f in figures if f.section == "Tuning"]) == 5
+    assert 'id="table-families"' in section
     assert 'id="table-tuned"' in section
     assert 'id="table-searches"' in section
-    assert "best of many" in section
+    assert "own scores are no result" in section
     assert "Figures: Tuning" not in text
     numbers = [int(part.split('"')[0]) for part in text.split('<figure id="figure-')[1:]]
     assert numbers == list(range(1, len(figures) + 1))
@@ -445,8 +453,9 @@ def test_without_a_search_nothing_speaks_of_tuning(made, tmp_path):
 def test_names_of_a_search_are_shown_and_never_run(analysis):
     evil = "<script>alert(1)</script>"
     held = {
-        name: getattr(analysis, name).assign(search=evil, technique=evil)
-        for name in ("tuned", "searches")
+        "tuned": analysis.tuned.assign(search=evil, technique=evil),
+        "searches": analysis.searches.assign(search=evil, family=evil),
+        "families": analysis.families.assign(search=evil, family=evil),
     }
     text = page(replace(analysis, **held), [])
     assert evil not in text
@@ -483,9 +492,9 @@ def figures_of(store, **search):
 
 
 def test_texts_of_a_large_search_do_not_overlap_and_are_not_cut(tmp_path):
-    drawn, _ = figures_of(tmp_path, **make_race(40))
-    topics = [TOPICS[0], "finalists", *TOPICS[1:]]
-    assert list(drawn) == [f"{topic}-{NAME}" for topic in topics]
+    mae = {"best": 2}  # of the family with many settings
+    drawn, _ = figures_of(tmp_path, **make_ladder(40), result=mae)
+    assert list(drawn) == [f"{topic}-{NAME}" for topic in TOPICS]
     for name, one in drawn.items():
         with styled():
             FigureCanvasAgg(one.figure).draw()
@@ -508,67 +517,63 @@ def lines_of(figure, label):
     return [one for one in figure.axes[0].lines if one.get_label() == label]
 
 
-def test_history_and_front_hold_the_trials(tmp_path):
-    rows = make_trials(15)
-    drawn, _ = figures_of(tmp_path, rows=rows, objectives=["auroc", "device_hours"])
-    history, front = (drawn[f"{topic}-{NAME}"].figure for topic in ("history", "front"))
-    done = [row for row in rows if row["state"] == "complete"]
-    (points,) = lines_of(history, "complete")
-    assert points.get_ydata() == pytest.approx([row["value"] for row in done])
-    (best,) = lines_of(history, "chosen")
-    assert best.get_ydata() == [max(row["value"] for row in done)]
-    assert len(lines_of(history, "failed")[0].get_xdata()) == 1
-    assert lines_of(history, "start")[0].get_xdata() == [0]
-    (edge,) = lines_of(front, "on the front")
-    cost, value = edge.get_data()
-    front_points = list(zip(cost, value, strict=True))
-    assert (np.diff(cost) > 0).all()
-    assert (np.diff(value) > 0).all()
-    for row in done:
-        assert any(c <= row["device_hours"] and v >= row["value"] for c, v in front_points)
-
-
-def test_history_tells_how_often_each_trial_was_evaluated(tmp_path):
-    made = make_race(40)
-    drawn, _ = figures_of(tmp_path, **made)
+def test_history_has_each_trial_by_its_family_and_evaluations(tmp_path):
+    ladder = make_ladder(40)
+    drawn, _ = figures_of(tmp_path, **ladder)
     (axes,) = drawn[f"history-{NAME}"].figure.axes
-    for label, counts, hollow in (
-        ("1 evaluation", {1}, True),
-        ("2 to 8", {3}, False),
-        ("all 9 evaluations", {9}, False),
+    marks, colours = set(), set()
+    for family, label in zip(
+        FAMILIES, ("scratch, fine-tuning", "random kernels, linear", "MAE, linear"), strict=True
     ):
+        rows = [row for row in ladder["rows"] if row["family"] == family]
+        sizes = {}
+        for points in lines_of(axes.figure, label):
+            marks.add(points.get_marker())
+            colours.add(points.get_color())
+            (count,) = {rows_of_number(rows, n)["evaluations"] for n in points.get_xdata()}
+            sizes[count] = points.get_markersize()
+            expected = [row for row in rows if row["evaluations"] == count]
+            assert points.get_xdata().tolist() == [row["number"] for row in expected]
+            assert points.get_ydata() == pytest.approx([row["value"] for row in expected])
+        assert {*sizes} == {row["evaluations"] for row in rows} - {0}
+        assert [sizes[count] for count in sorted(sizes)] == sorted({*sizes.values()})
+    assert len(marks) == len(colours) == len(FAMILIES)
+    spans = {
+        segment[0][0]: (segment[1][1] - segment[0][1]) / 2
+        for errors in axes.collections
+        for segment in errors.get_segments()
+    }
+    rows = ladder["rows"]
+    assert spans == pytest.approx({r["number"]: r["error"] for r in rows if r["error"] is not None})
+    for label, state in (("stopped", "stopped"), ("failed", "failed")):
         (points,) = lines_of(axes.figure, label)
-        rows = [row for row in made["rows"] if row["evaluations"] in counts]
-        assert points.get_xdata().tolist() == [row["number"] for row in rows]
-        assert points.get_ydata() == pytest.approx([row["value"] for row in rows])
-        assert (points.get_markerfacecolor() == "white") == hollow
-    (errors,) = axes.collections
-    spans = {seg[0][0]: (seg[1][1] - seg[0][1]) / 2 for seg in errors.get_segments()}
-    expected = {row["number"]: row["error"] for row in made["rows"] if row["error"] is not None}
-    assert spans == pytest.approx(expected)
-    (lost,) = lines_of(axes.figure, "stopped within the first")
-    assert lost.get_xdata().tolist() == [
-        row["number"] for row in made["rows"] if row["state"] == "stopped" and row["value"] is None
-    ]
+        expected = [row["number"] for row in rows if row["state"] == state]
+        assert points.get_xdata().tolist() == expected
+    (record,) = searches([tmp_path])
+    assert lines_of(axes.figure, "chosen")[0].get_xdata() == [record.best]
+    assert lines_of(axes.figure, "start")[0].get_xdata() == [0]
 
 
-def test_finalists_are_drawn_with_their_lower_bounds_and_the_chosen_one(tmp_path):
-    made = make_race(12)
-    drawn, _ = figures_of(tmp_path, **made)
-    (axes,) = drawn[f"finalists-{NAME}"].figure.axes
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    held = made["result"]["decision"]["finalists"]
-    assert names[::-1] == [f"trial {one['number']}" for one in held]
-    bounds = [line.get_xdata()[0] for line in axes.lines if line.get_label() == "_low"]
-    assert bounds[::-1] == [one["low"] for one in held]
-    for one in held:
-        (point,) = lines_of(axes.figure, f"trial {one['number']}")
-        assert point.get_xdata() == [one["difference"]]
-        assert (point.get_marker() == "*") == (one["number"] == made["result"]["best"])
+def rows_of_number(rows, number):
+    (row,) = (row for row in rows if row["number"] == number)
+    return row
+
+
+def test_settings_are_drawn_of_the_chosen_family(tmp_path):
+    ladder = make_ladder(40)
+    drawn, _ = figures_of(tmp_path, **ladder)
+    for topic in ("importance", "slice", "curves", "parallel"):
+        assert "Search of random kernels, linear (" in drawn[f"{topic}-{NAME}"].title
+    (axes,) = drawn[f"slice-{NAME}"].figure.axes
+    assert axes.get_title(loc="left") == "kernels"
+    members = [row for row in ladder["rows"] if row["family"] == "random-kernels linear"]
+    values = [row["value"] for row in members if row["evaluations"]]
+    assert axes.collections[0].get_offsets()[:, 1].tolist() == values
+    assert "Search over 3 families (ecg, ptb-xl)" in drawn[f"history-{NAME}"].title
 
 
 def test_scores_of_masks_are_named_so(tmp_path):
-    drawn, _ = figures_of(tmp_path, objectives=["dsc"])
+    drawn, _ = figures_of(tmp_path, metric="dsc")
     assert drawn[f"history-{NAME}"].figure.axes[0].get_ylabel() == "inner DSC"
 
 
@@ -604,19 +609,17 @@ def test_what_a_small_search_cannot_show_is_excluded_with_the_reason(tmp_path):
     empty = {"importance": {}, "importance_reason": "fewer than 4 complete trials"}
     drawn, excluded = figures_of(tmp_path, rows=make_trials(3), result=empty)
     assert excluded[f"importance-{NAME}"].endswith("fewer than 4 complete trials")
-    assert excluded[f"contour-{NAME}"].endswith("fewer than 4 complete trials")
     assert f"history-{NAME}" in drawn
-    drawn, excluded = figures_of(tmp_path / "few", rows=make_trials(9))
-    assert "a contour needs 10 trials with a value" in excluded[f"contour-{NAME}"]
 
 
 def test_a_search_without_a_complete_trial_is_read_and_has_reasons_for_no_figures(tmp_path):
-    rows = [{**row, "state": "failed", "value": None, "curve": []} for row in make_trials(3)]
+    lost = {"state": "failed", "curve": [], "scores": [], "value": None, "evaluations": 0}
+    rows = [{**row, **lost} for row in make_trials(3)]
     drawn, excluded = figures_of(tmp_path, rows=rows, finished=False)
     assert not [name for name in drawn if NAME in name]
     assert set(excluded) >= {f"{topic}-{NAME}" for topic in TOPICS}
     (record,) = searches([tmp_path])
-    assert (record.best, record.front, record.counts["failed"]) == (None, (), 3)
+    assert (record.best, record.chosen, record.counts["failed"]) == (None, None, 3)
     assert np.isnan(record.value)
     assert record.device_hours == pytest.approx(sum(row["device_hours"] for row in rows))
 
@@ -653,7 +656,8 @@ def test_a_search_names_its_networks(analysis):
     assert all("(ecg, ptb-xl; transformer)" in title for title in titles)
     (record,) = analysis.records
     space = {"encoder.network": {"kind": "choice", "values": ["resnet18", "transformer"]}}
-    assert networks(replace(record, space=space)) == "transformer or resnet18"
+    (family,) = record.families
+    assert networks(replace(family, space=space)) == "transformer or resnet18"
 
 
 def test_settings_are_named_by_what_tells_them_apart():
@@ -680,7 +684,7 @@ def test_a_search_is_read_as_it_was_written(tmp_path):
     assert record.trials["curve"].tolist() == expected
     assert record.start("ecg", "ptb-xl", "clean") == start
     assert record.start("cxr", "mimic-cxr", "clean") is None
-    assert list(record.importance) == list(SPACE)
+    assert list(record.importance["mae linear"]) == list(SPACE)
     assert list(record.trials.columns)[: len(COLUMNS)] == list(COLUMNS)
 
 
@@ -692,9 +696,10 @@ def test_a_universal_search_has_a_column_for_each_modality(tmp_path):
         for kind, source in (("ecg", "ptb-xl"), ("cxr", "mimic-cxr"))
     ]  # fmt: skip
     rows = [{**row, "score:ecg": 0.6, "score:cxr": 0.7} for row in make_trials(3)]
-    two = [json.loads(json.dumps({"seed": seed})) for seed in (1, 2)]
+    two = [{"seed": seed} for seed in (1, 2)]
     name = search_name("tune-universal-mae-linear")
-    make_search(tmp_path, name, rows=rows, sources=sources, settings=two)
+    family = {"technique": "mae", "setting": "linear", "space": SPACE, "settings": two}
+    make_search(tmp_path, name, rows=rows, sources=sources, families=[family])
     (record,) = searches([tmp_path])
     assert record.trials["score:cxr"].tolist() == [0.7] * 3
     first = record.start("cxr", "mimic-cxr", "clean")
@@ -712,7 +717,7 @@ def test_a_universal_search_has_a_column_for_each_modality(tmp_path):
         ("search.json", '{"format": 1}', "it has no sha256"),
         ("search.json", '{"format": 1, "sha256": "0"}', "its SHA-256 differs"),
         ("search.json", {"format": FORMAT + 1}, "another version of benchmd wrote it"),
-        ("search.json", {"format": FORMAT, "technique": "mae"}, "it lacks setting, sources"),
+        ("search.json", {"format": FORMAT, "metric": "auroc"}, "it lacks families, sources"),
         ("trials.parquet", "PAR1 cut off", "its SHA-256 is not the one that was recorded"),
         ("result.json", {"best": 3}, "it lacks value, first_value"),
         ("result.json", "", "it is not valid JSON"),
@@ -747,8 +752,8 @@ def test_trials_that_do_not_fit_are_refused(tmp_path):
     lost = make_search(tmp_path / "best", rows=rows, result={"best": 77})
     with pytest.raises(BenchmdError, match="it names trial 77"):
         read_search(lost)
-    empty = make_search(tmp_path / "value", rows=[rows[0], {**rows[2], "value": None}],
-                        result={"best": 0, "front": [0]}, finished=False)  # fmt: skip
+    broken = [rows[0], {**rows[2], "value": None}]
+    empty = make_search(tmp_path / "value", rows=broken, finished=False)
     with pytest.raises(BenchmdError, match="trial 2 is complete and has no value"):
         read_search(empty)
 
@@ -760,12 +765,13 @@ CHOICE = {"kind": "choice", "values": [1, 2], "default": 1}
 @pytest.mark.parametrize(
     ("about", "match"),
     [
-        ({"objectives": []}, r"objectives is \[\], expected at least 1 item"),
-        ({"evaluations": -5}, "evaluations is -5, expected a number greater than 0"),
+        ({"families": []}, r"families is \[\], expected at least 1 item"),
+        ({"metric": "\x1b]0;auroc"}, "metric is .*, expected a plain name"),
         ({"space": {}}, r"space is \{\}, expected at least 1 item"),
         ({"technique": "\x1b]0;mae"}, "technique is .*, expected a plain name"),
         ({"technique": "$x_{"}, "technique is .*, expected a plain name"),
         ({"space": {"curve": NOISE}}, "called curve, as a column"),
+        ({"space": {"family": NOISE}}, "called family, as a column"),
         ({"space": {"score:ecg": NOISE}}, "called score:ecg, as a column"),
         ({"space": {"a.b": NOISE | {"step": 5e-300}}}, "has the step 5e-300"),
         ({"space": {"a.b": NOISE | {"step": 1e300}}}, r"space\.a\.b\.step is 1e\+300"),
@@ -776,7 +782,7 @@ CHOICE = {"kind": "choice", "values": [1, 2], "default": 1}
         ),
         ({"space": {"a.b": CHOICE | {"values": [1, math.inf]}}}, r"values\[1\] is inf"),
         ({"space": {"a.b": CHOICE | {"default": 2**70}}}, r"space\.a\.b\.default is 118059162"),
-        ({"evaluations": 10**400}, "evaluations is 1000"),
+        ({"settings": []}, "1 sources and 0 settings of a family"),
         (
             {"settings": [{"pretrain": {"stepz": 1}}]},
             "expected settings of this version: unknown .*stepz.* Did you mean 'steps'",
@@ -786,8 +792,11 @@ CHOICE = {"kind": "choice", "values": [1, 2], "default": 1}
 )
 def test_a_plan_that_no_search_writes_is_refused(tmp_path, about, match):
     folder = make_search(tmp_path, rows=make_trials(2), finished=False)
-    plan = json.loads((folder / "search.json").read_text("utf-8")) | about
+    plan = json.loads((folder / "search.json").read_text("utf-8"))
     del plan["sha256"]
+    (family,) = plan["families"]
+    family |= {name: value for name, value in about.items() if name in family}
+    plan |= {name: value for name, value in about.items() if name not in family}
     write_hashed_json(folder / "search.json", plan)
     with pytest.raises(BenchmdError, match=match):
         read_search(folder)
@@ -802,8 +811,9 @@ def test_a_plan_that_no_search_writes_is_refused(tmp_path, about, match):
         ({"evaluations": -1}, "its column evaluations has -1"),
         ({"number": -7}, "its column number has -7"),
         ({"evaluations": 0}, "a value without an evaluation"),
-        ({"curve": [None]}, "a point of a curve is missing"),
-        ({"curve": [{"step": 1, "value": None}]}, "a point of a curve is missing"),
+        ({"curve": [None]}, "a point of its column curve is missing"),
+        ({"curve": [{"step": 1, "value": None}]}, "a point of its column curve is missing"),
+        ({"scores": [{"evaluation": None, "value": 0.5}]}, "a point of its column scores is"),
         ({"transfer.optimiser.lr": 0.0}, r"a trial has transfer\.optimiser\.lr 0\.0, expected"),
     ],
 )
@@ -825,7 +835,8 @@ def test_a_paired_score_may_be_above_one(tmp_path):
 
 def test_a_table_of_trials_is_bounded(tmp_path, monkeypatch):
     folder = make_search(tmp_path, rows=make_trials(3), finished=False)
-    points = sum(len(curve) for curve in read_search(folder).trials["curve"])
+    trials = read_search(folder).trials
+    points = sum(len(points) for name in ("curve", "scores") for points in trials[name])
     monkeypatch.setattr(record_form, "MOST_POINTS", points)
     read_search(folder)
     monkeypatch.setattr(record_form, "MOST_POINTS", points - 1)
@@ -833,15 +844,24 @@ def test_a_table_of_trials_is_bounded(tmp_path, monkeypatch):
         read_search(folder)
 
 
-def test_a_search_for_cost_has_trials_that_none_beats(tmp_path):
-    folder = make_search(tmp_path, objectives=["auroc", "device_hours"], result={"front": []})
-    with pytest.raises(BenchmdError, match="it has no trial that is not beaten by another"):
+def test_a_trial_of_a_family_that_is_not_searched_is_refused(tmp_path):
+    family = {**FAMILIES["mae linear"], "settings": [{}]}
+    rows = make_trials(2, family="shed linear")
+    folder = make_search(tmp_path, rows=rows, families=[family], finished=False)
+    with pytest.raises(BenchmdError, match="of the family 'shed linear', not of the search"):
+        read_search(folder)
+
+
+def test_a_family_is_in_a_plan_once(tmp_path):
+    family = {**FAMILIES["mae linear"], "settings": [{}]}
+    folder = make_search(tmp_path, rows=make_trials(2), families=[family, family], finished=False)
+    with pytest.raises(BenchmdError, match="a family is in it twice"):
         read_search(folder)
 
 
 def test_a_kind_of_setting_that_is_not_known_is_refused():
     with pytest.raises(BenchmdError, match=r"kind of the searched setting a\.b 'logfloat'"):
-        trials_schema({"a.b": {"kind": "logfloat"}})
+        trials_schema([{"a.b": {"kind": "logfloat"}}])
 
 
 def test_a_search_that_has_only_begun_has_no_trials(tmp_path):
@@ -878,5 +898,5 @@ def test_a_start_without_augmentation_is_compared_and_one_of_other_code_is_not(
     tuned_run(store, upstream, parts={"transfer": version, "heads": 1, "augmentation": 1})
     row = row_of(analyse(runs([store]), searches=searches([store]), resamples=20))
     assert row["protocol"].startswith("tuned")
-    assert pd.notna(row["start_protocol"]) == compared
+    assert pd.notna(row["start_name"]) == compared
     assert np.isfinite(row["difference"]) == compared

@@ -28,7 +28,7 @@ from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.columns import column_of, columns_of, interval_of, part
 from benchmd_ray.report.formats import csv_text
 from benchmd_ray.report.frames import KEY
-from benchmd_ray.report.protocols import ENSEMBLES
+from benchmd_ray.report.protocols import ENSEMBLES, TUNED
 from benchmd_ray.report.scored import Scored, read_scored
 from benchmd_ray.report.table import Table, constant
 from benchmd_ray.report.tables import Declared, aggregates
@@ -175,7 +175,7 @@ def averages(both: pd.DataFrame) -> pd.DataFrame:
 
     2-D and 3-D datasets apart, as in the paper's tables 5 and 6. NaN where a dataset has no AUC.
     """
-    method = both["method"].where(~both["protocol"].isin(["tuned", ENSEMBLES[0]]), FOUND)
+    method = both["method"].where(~both["protocol"].isin([TUNED, ENSEMBLES[TUNED]]), FOUND)
     images = np.where(both["dataset"].str.endswith("3d"), "3-D", "2-D")
     whole = both.assign(images=images, method=method)
     rows = []
@@ -253,7 +253,7 @@ def notes(analysis: Analysis, frame: pd.DataFrame) -> list[str]:
         f"{run}: no AUC, as {classes} has only positives or only negatives."
         for run, classes in zip(unscored["run"], unscored["unscored"], strict=True)
     ]
-    about = ("Skipped: ", ENSEMBLES[0], *IMAGE_GROUPS, *frame["dataset"].unique())
+    about = ("Skipped: ", ENSEMBLES[TUNED], *IMAGE_GROUPS, *frame["dataset"].unique())
     lines += [note for note in analysis.notes if note.startswith(about)]
     return [*lines, *_readings(frame, analysis.records)]
 
