@@ -29,6 +29,7 @@ from benchmd_ray.service.searches import SearchPlan, Tuning, family_stage
 from benchmd_ray.service.trial_place import Room, longest
 from benchmd_ray.settings.definition import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder
+from benchmd_ray.ssl.brought import technique_label
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.jobs import Fold
 from benchmd_ray.tuning.families import Family, by_name
@@ -354,7 +355,7 @@ class Session:
         if self.observer is not None:
             family = next(f for f in self.plan.families if f.name == trial.family)
             about = {
-                "technique": family.technique,
+                "technique": technique_label(family.technique),
                 "setting": family.setting,
                 "modality": ", ".join(arm.modality for arm in self.arms[trial.family]),
                 "provenance": self._provenance,

@@ -52,8 +52,7 @@ from benchmd_ray.service.scored import is_scored
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.settings.definition import updated
 from benchmd_ray.training.segmented import BASELINE, COLUMNS, fault, mask_folder
-from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.stages import Arm, Transfer, TrialContext
+from benchmd_ray.tuning.stages import Arm, FamilyWork, Transfer, TrialContext
 from benchmd_ray.tuning.trial import run_trial
 
 pytest.importorskip("monai")
@@ -452,21 +451,19 @@ def test_differences_are_those_of_the_same_cases():
 # Searches ----------------------------------------------------------------------------------------
 
 
-def planned(catalog, **changes):
+def planned(catalog):
     choice = Choice(
         (catalog.path,),
-        techniques=("scratch",),
         bench="touchstone",
         assignments=("encoder.options.width=0", "execution.device=cpu"),
     )
-    few = Method(choosing="highest")  # too few patients for another choice
-    tuning = Tuning(choice, searched=("finetune-full",), method=few, **changes)
-    return planned_searches(tuning, gpu=False)
+    return planned_searches(Tuning(choice, ("scratch",), ("finetune-full",)), gpu=False)
 
 
 def test_a_search_varies_rate_width_patch_and_decay(catalog):
     (search,) = planned(catalog)
-    names = {parameter.name: parameter for parameter in search.space.parameters}
+    (family,) = search.families
+    names = {parameter.name: parameter for parameter in family.space.parameters}
     assert {
         "transfer.optimiser.lr",
         "transfer.optimiser.weight_decay",
@@ -480,25 +477,21 @@ def test_a_search_varies_rate_width_patch_and_decay(catalog):
 
 def test_a_trial_is_scored_by_dice_on_the_inner_fold(catalog, tmp_path):
     inner = inner_catalog(catalog, tmp_path / "inner")
-    arm = Arm("hippocampus-mr", {0: inner.path}, SMALL)
-    work, found, held = (
-        TrialContext("scratch", Transfer(), (arm,), tmp_path / "search", (1,)),
-        [],
-        {},
-    )
+    family = FamilyWork("scratch", Transfer(), (Arm("hippocampus-mr", SMALL),), (1,))
+    work = TrialContext({"scratch finetune": family}, tmp_path / "search")
+    reports, result = [], {}
     values = {"transfer.optimiser.lr": 3e-3, "encoder.options.width": 8}
-    folder = tmp_path / "search" / "trials" / "00000" / "000" / "1" / "transfer"
+    folder = work.job_folder(0, 0) / "1" / "transfer"
 
     def report(reached):
-        found.append(reached)
-        if reached.complete:
-            held.update(json.loads((folder / "training.json").read_text()))
+        reports.append(reached)
+        if reached.whole:
+            result.update(json.loads((folder / "training.json").read_text()))
 
-    run_trial(work, 0, values, report)
-    assert [one.step for one in found] == [1, 2]
-    assert found[-1].complete
-    assert found[-1].score == held["validation_dsc"]
-    assert 0 <= held["validation_dsc"] <= 1
+    run_trial(work, 0, 0, "scratch finetune", values, [inner.path], report)
+    assert [(reached.step, reached.whole) for reached in reports] == [(1, False), (2, True)]
+    assert reports[-1].score == result["validation_dsc"]
+    assert 0 <= result["validation_dsc"] <= 1
 
 
 # The whole way -----------------------------------------------------------------------------------
