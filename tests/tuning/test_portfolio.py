@@ -175,8 +175,8 @@ def test_a_portfolio_of_another_form_is_refused(tmp_path):
 
 def test_the_portfolio_that_ships_is_small_and_can_be_read():
     shipped = read_portfolio()
-    assert 0 < len(shipped.candidates) <= 60
-    assert all(max(each.gains.values()) > 0 for each in shipped.candidates)
+    assert len(shipped.candidates) <= 60
+    assert all(max(candidate.gains.values()) > 0 for candidate in shipped.candidates)
 
 
 def test_a_value_is_taken_as_the_space_has_it():
