@@ -32,13 +32,14 @@ from benchmd_ray.training.selection import crossed
 from benchmd_ray.tuning import ladder
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
+from benchmd_ray.tuning.parameters import MOST_TRIALS
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.trial import seed_of
 from speed import measure
 from speed.sources import ecg_catalog
 
 TOLERANCE = 5e-3
-"""Largest difference between the AUROC of an evaluation both ways: rounding may swap neighbours."""
+"""Largest difference between an evaluation's AUROC both ways: rounding may swap neighbours."""
 SIZE = ("encoder.width=128", "encoder.depth=6", "encoder.mlp=256", "encoder.head_dim=16")
 DECLARED = {
     "catalog": (Path, "of an ECG source (else a synthetic one)"),
@@ -93,7 +94,7 @@ class BothWays:
     def search(self) -> None:
         """The search, in a store of its own."""
         store = self.folder / f"store-{next(self.rounds)}"
-        with patch.object(ladder, "FEWEST", self.tuning.budget.evaluations + 1):
+        with patch.object(ladder, "FEWEST", MOST_TRIALS + 1):
             (self.searched,) = run_searches(
                 self.tuning, [self.plan], store, say=lambda line: None, quiet=True
             )
