@@ -38,7 +38,7 @@ def raced(
         if done == kill_after:
             raise Killed
         scores = {"ecg": score(job.number, job.values, job.evaluation)}
-        study.evaluated(job.number, job.evaluation, scores, job.seconds + 1.0)
+        study.evaluated(job.number, job.evaluation, scores, 1.0)  # however often it was begun
         limits.look()
         done += 1
     return limits
