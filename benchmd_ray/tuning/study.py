@@ -74,15 +74,18 @@ class Study(TrialLog):
         A family that has used more than an equal share of the device hours waits, unless it has
         the best trial.
         """
-        hours: dict[str, float] = dict.fromkeys(self.families, 0.0)
+        hours, counts = dict.fromkeys(self.families, 0.0), dict.fromkeys(self.families, 0)
         for trial in self.trials():
             hours[trial.family] += trial.device_hours
-        fair, best = math.fsum(hours.values()) / len(hours), self.best()
+            counts[trial.family] += 1
+        # At least one family has no more, also where the mean is rounded down.
+        fair = max(math.fsum(hours.values()) / len(hours), min(hours.values()))
+        best = self.best()
         leading = "" if best is None else best.family
         names = [name for name in hours if hours[name] <= fair or name == leading]
         number = self.begun - len(self._first)
         if number < RANDOM_TRIALS or self.method.sampler == "random" or len(names) == 1:
-            return names[number % len(names)]
+            return min(names, key=counts.__getitem__)
         seed = derived_seed(self.method.seed, self.begun, 1) % 2**32
         return proposed_family(names, seed, self._seen())
 
