@@ -183,8 +183,7 @@ def fold_plan(
         tflops: As in `make_plan`.
     """
     items: dict[str, Item] = {}
-    notes: list[str] = []
-    basis = ""
+    plans: list[Plan] = []
     for candidate in (start, *([] if chosen is None else [chosen])):
         setting = "linear" if candidate.setting == PRETRAIN else candidate.setting
         choice = replace(
@@ -192,47 +191,36 @@ def fold_plan(
             settings=(setting,),
             seeds=tuning.choice.seeds[:1],
         )
-        usual = make_plan(choice, store, device=device, tflops=tflops)
-        changed = usual
+        usual = changed = make_plan(choice, store, device=device, tflops=tflops)
         if candidate.changes:
-            changed = make_plan(
-                _changed(choice, candidate.changes), store, device=device, tflops=tflops
-            )
+            choice = _changed(choice, candidate.changes)
+            changed = make_plan(choice, store, device=device, tflops=tflops)
+        both = of_sources(usual, search), of_sources(changed, search)
         prefix = f"{search.name}/" if candidate.changes else ""
-        of_candidate = _of_folds(
-            of_sources(usual, search), of_sources(changed, search), candidate, prefix
-        )
-        items |= {item.name: item for item in of_candidate}
-        basis = basis or usual.basis
-        notes += usual.notes
-    return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes)))
+        items |= {item.name: item for item in _of_folds(*both, candidate, prefix)}
+        plans.append(usual)
+    notes = dict.fromkeys(note for plan in plans for note in plan.notes)
+    return Plan(tuple(items.values()), plans[0].basis, tuple(notes))
 
 
 def _of_folds(
     usual: Sequence[Item], changed: Sequence[Item], candidate: Candidate, prefix: str
 ) -> Iterator[Item]:
-    """Items that all folds share, and those of each fold.
+    """Items that all folds share, and those of each fold, whose names have the prefix.
 
     ``usual`` have the settings that the family starts from, ``changed`` those of the candidate.
     """
-    shared = {item.name: item for item in usual if _is_shared(item, candidate)}
-    yield from shared.values()
+    yield from (item for item in usual if _is_shared(item, candidate))
     executions = {item.name: item.settings.execution for item in usual}
     for source, folds in candidate.folds.items():
         items = [i for i in changed if i.source == source and not _is_shared(i, candidate)]
         for fold in folds:
-            names = {i.name: prefix + _named(i, fold) for i in items}
+            names = {item.name: prefix + _named(item, fold) for item in items}
             for item in items:
+                after = None if item.after is None else names.get(item.after, item.after)
                 settings = replace(item.settings, execution=executions[item.name])
-                yield _of_fold(
-                    replace(
-                        item,
-                        name=names[item.name],
-                        after=names.get(item.after or "", item.after),
-                        settings=settings,
-                    ),
-                    fold,
-                )
+                named = replace(item, name=names[item.name], after=after, settings=settings)
+                yield _of_fold(named, fold)
 
 
 def _is_shared(item: Item, candidate: Candidate) -> bool:

@@ -4,12 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from stored import runs
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.files.atomic import sha256
+from benchmd_ray.files.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.protocols import ENSEMBLES
 from benchmd_ray.service.choice import Choice
@@ -17,10 +19,11 @@ from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.steps import Fit, Pretrain
 from benchmd_ray.service.tune_and_train import Candidate, fold_plan
-from benchmd_ray.settings.definition import as_dict, updated
+from benchmd_ray.settings.definition import as_dict
 from benchmd_ray.training.jobs import Fold, TransferJob
 from benchmd_ray.training.reporter import SilentReporter
 from benchmd_ray.training.transfer import transfer
+from benchmd_ray.training.weights import write_weights
 from benchmd_ray.tuning.trial import seed_of
 
 CHANGES = {"transfer": {"optimiser": {"lr": 0.02}}, "tuned": "tune-ecg"}
@@ -186,9 +189,13 @@ def test_fold_runs_of_two_families_are_trained_and_scored_once(ecg_catalogs, tmp
     (search,) = planned_searches(tuning, gpu=False)
     kept = tmp_path / "kept"
     kept.mkdir()
-    settings = replace(search.starts[0], seed=seed_of(0, 7))
-    other = updated(settings, {"transfer": {"optimiser": {"lr": 0.05}}})
-    transfer(TransferJob(other, inner[7], kept), Worker(), SilentReporter())
+    settings = replace(search.starts[0], seed=seed_of(0, 7))  # those of the trial
+    transfer(TransferJob(settings, inner[7], kept), Worker(), SilentReporter())
+    tensors = load_file(kept / "model.safetensors")
+    tensors["head.bias"] += 1
+    about = {**read_hashed_json(kept / "model.json", ""), "weights": None}
+    about["weights"] = write_weights(kept / "model.safetensors", tensors)
+    write_hashed_json(kept / "model.json", about)
     of_start = [Fold(0, inner[0]), Fold(7, inner[7], kept)]
     of_choice = [Fold(e, inner[e], tmp_path / "nothing") for e in evaluations]
     changes = {"encoder": {"options": {"kernels": 12}}, "tuned": search.name}
