@@ -1,7 +1,7 @@
 r"""``python -m speed.search`` from the project's root.
 
-A search of linear evaluation, in evaluations a second: Ray Tune places them, and they share what the
-frozen encoder makes of the records, against the same evaluations one after the other in this
+A search of linear evaluation, in evaluations a second: Ray Tune places them, and they share what
+the frozen encoder makes of the records, against the same evaluations one after the other in this
 process, each of which encodes the records anew. Both do one at a time, which must reach the same
 AUROC both ways; none is stopped early. Starting Ray and importing PyTorch, which a separate command
 for each evaluation would take as well, are left out of both.

@@ -4,12 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from stored import runs
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.files.atomic import sha256
+from benchmd_ray.files.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.protocols import ENSEMBLES
 from benchmd_ray.service.choice import Choice
@@ -17,13 +19,21 @@ from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.steps import Fit, Pretrain
 from benchmd_ray.service.tune_and_train import Candidate, fold_plan
-from benchmd_ray.settings.definition import as_dict, updated
-from benchmd_ray.training.jobs import Fold, TransferJob
+from benchmd_ray.settings.definition import as_dict, default_settings
+from benchmd_ray.ssl import protocol_encoder
+from benchmd_ray.training.jobs import Fold, TransferJob, trained_with
 from benchmd_ray.training.reporter import SilentReporter
 from benchmd_ray.training.transfer import transfer
+from benchmd_ray.training.weights import write_weights
+from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.trial import seed_of
+from benchmd_ray.tuning.written import differing, nested
 
 CHANGES = {"transfer": {"optimiser": {"lr": 0.02}}, "tuned": "tune-ecg"}
+SMALL = (
+    *("encoder=tiny", "transfer.epochs=2", "transfer.batch_size=16", "execution.device=cpu"),
+    *("pretrain.batch_size=8", "pretrain.steps=3"),
+)
 DATASETS = ("ptb-xl", "georgia", "cpsc")
 
 
@@ -156,6 +166,34 @@ def test_evaluations_that_were_asked_for_are_made_of_each_fold(planned):
     assert {item.dataset for item in asked} == {"ptb-xl"}
 
 
+@pytest.mark.parametrize(
+    ("technique", "setting"), [("scratch", "finetune-full"), ("mae", "linear")]
+)
+def test_fold_runs_have_the_settings_of_the_trials_whose_weights_were_kept(
+    write_manifest, tmp_path, technique, setting
+):
+    """Otherwise they would be trained again."""
+    choice = Choice((write_manifest("ptb-xl"),), techniques=(technique,), assignments=SMALL)
+    tuning = Tuning(choice, (setting,), held=("transfer.epochs", "transfer.batch_size"))
+    (search,) = planned_searches(tuning, gpu=False)
+    values = {"transfer.optimiser.lr": 0.02, "transfer.label_smoothing": 0.1}
+    (start,), kind = search.starts, search.sources[0].kind
+    base = default_settings(kind, protocol_encoder(technique))
+    changes = nested(differing(base, applied(start, values)) | {"tuned": search.name})
+    first = Candidate(technique, setting, folds_of(0))
+    best = Candidate(technique, setting, folds_of(7), changes)
+    items = fold_plan(tuning, search, first, best, tmp_path, device="cpu", tflops=1.0).items
+    transfers = [item.settings for item in items if item.kind == "transfer"]
+    trials = [
+        replace(settings, seed=seed_of(0, fold.evaluation))
+        for settings in (start, applied(start, values))
+        for fold in folds_of(0)["ptb-xl"]
+    ]
+    assert [trained_with(settings, "digest") for settings in transfers] == [
+        trained_with(settings, "digest") for settings in trials
+    ]
+
+
 def test_two_policies_of_a_source_are_two_searches_with_runs_of_their_own(write_manifest, tmp_path):
     catalogs = tuple(write_manifest("ptb-xl", policy) for policy in ("clean", "released"))
     tuning = Tuning(Choice(catalogs, techniques=("mae",)), ("linear",))
@@ -164,12 +202,6 @@ def test_two_policies_of_a_source_are_two_searches_with_runs_of_their_own(write_
         items = fold_plan(tuning, search, start, None, tmp_path, device="cpu", tflops=1.0).items
         assert {item.policy for item in items} == {search.sources[0].policy}
         assert [item.kind for item in items] == ["pretrain", *3 * ["transfer"]]
-
-
-SMALL = (
-    *("encoder=tiny", "transfer.epochs=2", "transfer.batch_size=16", "execution.device=cpu"),
-    *("pretrain.batch_size=8", "pretrain.steps=3"),
-)
 
 
 @pytest.mark.ray
@@ -186,9 +218,13 @@ def test_fold_runs_of_two_families_are_trained_and_scored_once(ecg_catalogs, tmp
     (search,) = planned_searches(tuning, gpu=False)
     kept = tmp_path / "kept"
     kept.mkdir()
-    settings = replace(search.starts[0], seed=seed_of(0, 7))
-    other = updated(settings, {"transfer": {"optimiser": {"lr": 0.05}}})
-    transfer(TransferJob(other, inner[7], kept), Worker(), SilentReporter())
+    settings = replace(search.starts[0], seed=seed_of(0, 7))  # those of the trial
+    transfer(TransferJob(settings, inner[7], kept), Worker(), SilentReporter())
+    tensors = load_file(kept / "model.safetensors")
+    tensors["head.bias"] += 1
+    about = {**read_hashed_json(kept / "model.json", ""), "weights": None}
+    about["weights"] = write_weights(kept / "model.safetensors", tensors)
+    write_hashed_json(kept / "model.json", about)
     of_start = [Fold(0, inner[0]), Fold(7, inner[7], kept)]
     of_choice = [Fold(e, inner[e], tmp_path / "nothing") for e in evaluations]
     changes = {"encoder": {"options": {"kernels": 12}}, "tuned": search.name}
