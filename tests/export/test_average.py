@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,7 +24,10 @@ from stores import (
 )
 
 import benchmd_ray
+from benchmd_ray.benchmarks.ood import network as network_module
+from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.cli import main
+from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.export.averaged_runs import fold_runs
@@ -179,6 +183,35 @@ def test_programs_give_the_average(tmp_path, encoder_seed):
     np.testing.assert_allclose(session.run(None, inputs)[0], expected, atol=1e-6)
     card = (out / "README.md").read_text("utf-8")
     assert "`model.onnx` differs from the model by at most" in card
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_detectors_see_the_features_of_all_members_and_the_mean_of_their_logits(tmp_path, shared):
+    about = {"encoder_seed": 5, "statistics": {"mean": [99.0], "std": [9.0]}} if shared else {}
+    runs = [trained(tmp_path / "runs", FILMS, number, **about) for number in range(3)]
+    out = benchmd_ray.export_model(runs, tmp_path / "model")
+    signals, sizes = films()
+    batch = (signals.astype(np.uint8), np.ones(3, np.float32), np.array(sizes, np.int32))
+    folders = [out, *(run.folder for run in runs)]
+    networks = [replace(Network.of(f, Worker(), "float32"), needs=("odin",)) for f in folders]
+    average, *singles = (network.seen(network.quantities(*batch)) for network in networks)
+    logits = np.mean([single.logits for single in singles], axis=0)
+    np.testing.assert_allclose(average.logits, logits, atol=1e-5)
+    parts = singles[:1] if shared else singles
+    features = np.concatenate([single.features for single in parts], axis=1)
+    np.testing.assert_allclose(average.features, features, atol=1e-6)
+    layer = np.concatenate([single.more["layer 1"] for single in parts], axis=1)
+    np.testing.assert_allclose(average.more["layer 1"], layer, atol=1e-6)
+    head = networks[0].head
+    np.testing.assert_allclose(average.features @ head.weight.T + head.bias, logits, atol=1e-4)
+    assert average.more["odin"].shape == singles[0].more["odin"].shape
+    assert networks[0].digest != networks[1].digest
+
+
+def test_detectors_refuse_more_features_than_they_can_take(average, monkeypatch):
+    monkeypatch.setattr(network_module, "WIDEST", 95)
+    with pytest.raises(BenchmdError, match=r"3 models of .* have 96 features .* take 95: name one"):
+        Network.of(average, Worker(), "float32")
 
 
 def test_an_average_is_no_single_model(average):
