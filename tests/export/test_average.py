@@ -166,23 +166,26 @@ def test_an_encoder_that_all_members_have_is_stored_once(tmp_path, equal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoder_seed", [None, 5])
-def test_programs_give_the_average(tmp_path, encoder_seed):
+@pytest.mark.parametrize(("card", "about"), [(FILMS, {}), (ECG, {"encoder_seed": 5})])
+def test_programs_give_the_average(tmp_path, card, about):
     import onnxruntime
 
-    about = {"encoder_seed": encoder_seed}
-    runs = [trained(tmp_path / "runs", FILMS, number, **about) for number in range(3)]
+    runs = [trained(tmp_path / "runs", card, number, **about) for number in range(3)]
     out = benchmd_ray.export_model(runs, tmp_path / "model", torch_export=True, onnx=True)
-    signals, sizes = films()
+    if card is FILMS:
+        signals, sizes = films()
+        inputs = {"signals": signals, "sizes": np.array(sizes)}
+    else:
+        drawn = np.random.default_rng(1).normal(size=(4, 12, 5000))
+        signals, sizes, inputs = drawn, None, {"signals": drawn.astype(np.float32)}
     expected = mean_of(runs, signals, sizes)
-    inputs = {"signals": signals, "sizes": np.array(sizes)}
     program = torch.export.load(out / "model.pt2").module()
     found = program(*map(torch.from_numpy, inputs.values()))
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
     session = onnxruntime.InferenceSession(out / "model.onnx")
     np.testing.assert_allclose(session.run(None, inputs)[0], expected, atol=1e-6)
-    card = (out / "README.md").read_text("utf-8")
-    assert "`model.onnx` differs from the model by at most" in card
+    card_text = (out / "README.md").read_text("utf-8")
+    assert "`model.onnx` differs from the model by at most" in card_text
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -338,7 +341,10 @@ def test_the_description_states_what_members_share_and_where_they_differ(scored)
             "run": run.folder.name,
             "seed": run.description["seed"],
             "fold": run.description["fold"],
-            "determinants": {"seed": run.description["seed"]},
+            "determinants": {
+                "seed": run.description["seed"],
+                "fold": run.description["fold"]["inner"],
+            },
         }
         for run in runs
     ]
@@ -363,13 +369,23 @@ def test_a_search_names_the_fold_runs_that_it_delivers(tmp_path):
     start, chosen = folds(3), folds(4, tuned=tuned, **rate)
     folds(2, **rate)  # of neither
     make_transfer(store, seed=99, changes={"tuned": tuned, **rate})  # on all labels
-    settings = start[0].settings
+    about = {
+        **{"modality": "ecg", "source": "ptb-xl", "policy": "clean", "inner": "b"},
+        **{"records": {"train": 3, "validation": 1}, "patients": {"train": 3, "validation": 1}},
+        "catalog": "digest of ptb-xl",
+    }
+    more = {"technique": "scratch", "start": start[0].settings, "sources": [about]}
     folders = [
-        make_search(store, name, technique="scratch", start=settings, result={"best": best})
+        make_search(store, name, result={"best": best}, **more)
         for name, best in ((tuned, 3), (kept, 0))
     ]
     assert [run.folder.name for run in fold_runs(folders[0])] == [r.folder.name for r in chosen]
     assert [run.folder.name for run in fold_runs(folders[1])] == [r.folder.name for r in start]
+    elsewhere = [{**about, "catalog": "another"}]
+    lost = make_search(store, search_name("l"), result={"best": 0}, **more | {"sources": elsewhere})
     other = make_search(store, search_name("other"), technique="scratch", result={"best": 3})
-    with pytest.raises(BenchmdError, match=r"no finished fold run of .*: run its `benchmd tune`"):
-        benchmd_ray.export_model(other, tmp_path / "out")
+    for folder in (lost, other):
+        with pytest.raises(
+            BenchmdError, match=r"no finished fold run of .*: run its `benchmd tune"
+        ):
+            benchmd_ray.export_model(folder, tmp_path / "out")
