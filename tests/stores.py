@@ -209,9 +209,9 @@ def make_transfer(
         **about,
     }
     weights = None if upstream is None else f"weights of {upstream.folder.name}"
-    decisive = {"upstream": weights, "parts": dict(parts or {}), **inner}
-    if "fold" in about:
-        decisive["fold"] = about["fold"]["inner"]
+    decisive = {"upstream": weights, "parts": dict(parts or {})}
+    if "fold" in stated:
+        decisive["fold"] = stated["fold"]["inner"]
     if upstream is not None:
         decisive["upstream_parts"] = upstream.description["determinants"]["parts"]
     description = _description(settings, "transfer", stated, decisive)

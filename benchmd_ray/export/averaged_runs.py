@@ -65,7 +65,8 @@ def _is_delivered(run: Run, record: SearchRecord, runs_by_name: Mapping[str, Run
     settings = run.settings
     setting = {name: getattr(settings.transfer, name) for name in ("mode", "labels")}
     return (
-        about["seed"] == seed_of(record.seed, about["fold"]["evaluation"])
+        about["determinants"]["catalog"] in [source["catalog"] for source in record.sources]
+        and about["seed"] == seed_of(record.seed, about["fold"]["evaluation"])
         and (settings.encoder, settings.transfer)
         == (start.encoder, replace(start.transfer, **setting))
         and (pretraining is None or pretraining.settings.pretrain == start.pretrain)

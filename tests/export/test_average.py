@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,7 +24,10 @@ from stores import (
 )
 
 import benchmd_ray
+from benchmd_ray.benchmarks.ood import network as network_module
+from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.cli import main
+from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.export.averaged_runs import fold_runs
@@ -162,23 +166,55 @@ def test_an_encoder_that_all_members_have_is_stored_once(tmp_path, equal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoder_seed", [None, 5])
-def test_programs_give_the_average(tmp_path, encoder_seed):
+@pytest.mark.parametrize(("card", "about"), [(FILMS, {}), (ECG, {"encoder_seed": 5})])
+def test_programs_give_the_average(tmp_path, card, about):
     import onnxruntime
 
-    about = {"encoder_seed": encoder_seed}
-    runs = [trained(tmp_path / "runs", FILMS, number, **about) for number in range(3)]
+    runs = [trained(tmp_path / "runs", card, number, **about) for number in range(3)]
     out = benchmd_ray.export_model(runs, tmp_path / "model", torch_export=True, onnx=True)
-    signals, sizes = films()
+    if card is FILMS:
+        signals, sizes = films()
+        inputs = {"signals": signals, "sizes": np.array(sizes)}
+    else:
+        drawn = np.random.default_rng(1).normal(size=(4, 12, 5000))
+        signals, sizes, inputs = drawn, None, {"signals": drawn.astype(np.float32)}
     expected = mean_of(runs, signals, sizes)
-    inputs = {"signals": signals, "sizes": np.array(sizes)}
     program = torch.export.load(out / "model.pt2").module()
     found = program(*map(torch.from_numpy, inputs.values()))
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
     session = onnxruntime.InferenceSession(out / "model.onnx")
     np.testing.assert_allclose(session.run(None, inputs)[0], expected, atol=1e-6)
-    card = (out / "README.md").read_text("utf-8")
-    assert "`model.onnx` differs from the model by at most" in card
+    card_text = (out / "README.md").read_text("utf-8")
+    assert "`model.onnx` differs from the model by at most" in card_text
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_detectors_see_the_features_of_all_members_and_the_mean_of_their_logits(tmp_path, shared):
+    about = {"encoder_seed": 5, "statistics": {"mean": [99.0], "std": [9.0]}} if shared else {}
+    runs = [trained(tmp_path / "runs", FILMS, number, **about) for number in range(3)]
+    out = benchmd_ray.export_model(runs, tmp_path / "model")
+    signals, sizes = films()
+    batch = (signals.astype(np.uint8), np.ones(3, np.float32), np.array(sizes, np.int32))
+    folders = [out, *(run.folder for run in runs)]
+    networks = [replace(Network.of(f, Worker(), "float32"), needs=("odin",)) for f in folders]
+    average, *singles = (network.seen(network.quantities(*batch)) for network in networks)
+    logits = np.mean([single.logits for single in singles], axis=0)
+    np.testing.assert_allclose(average.logits, logits, atol=1e-5)
+    parts = singles[:1] if shared else singles
+    features = np.concatenate([single.features for single in parts], axis=1)
+    np.testing.assert_allclose(average.features, features, atol=1e-6)
+    layer = np.concatenate([single.more["layer 1"] for single in parts], axis=1)
+    np.testing.assert_allclose(average.more["layer 1"], layer, atol=1e-6)
+    head = networks[0].head
+    np.testing.assert_allclose(average.features @ head.weight.T + head.bias, logits, atol=1e-4)
+    assert average.more["odin"].shape == singles[0].more["odin"].shape
+    assert networks[0].digest != networks[1].digest
+
+
+def test_detectors_refuse_more_features_than_they_can_take(average, monkeypatch):
+    monkeypatch.setattr(network_module, "WIDEST", 95)
+    with pytest.raises(BenchmdError, match=r"3 models of .* have 96 features .* take 95: name one"):
+        Network.of(average, Worker(), "float32")
 
 
 def test_an_average_is_no_single_model(average):
@@ -305,7 +341,10 @@ def test_the_description_states_what_members_share_and_where_they_differ(scored)
             "run": run.folder.name,
             "seed": run.description["seed"],
             "fold": run.description["fold"],
-            "determinants": {"seed": run.description["seed"]},
+            "determinants": {
+                "seed": run.description["seed"],
+                "fold": run.description["fold"]["inner"],
+            },
         }
         for run in runs
     ]
@@ -330,13 +369,23 @@ def test_a_search_names_the_fold_runs_that_it_delivers(tmp_path):
     start, chosen = folds(3), folds(4, tuned=tuned, **rate)
     folds(2, **rate)  # of neither
     make_transfer(store, seed=99, changes={"tuned": tuned, **rate})  # on all labels
-    settings = start[0].settings
+    about = {
+        **{"modality": "ecg", "source": "ptb-xl", "policy": "clean", "inner": "b"},
+        **{"records": {"train": 3, "validation": 1}, "patients": {"train": 3, "validation": 1}},
+        "catalog": "digest of ptb-xl",
+    }
+    more = {"technique": "scratch", "start": start[0].settings, "sources": [about]}
     folders = [
-        make_search(store, name, technique="scratch", start=settings, result={"best": best})
+        make_search(store, name, result={"best": best}, **more)
         for name, best in ((tuned, 3), (kept, 0))
     ]
     assert [run.folder.name for run in fold_runs(folders[0])] == [r.folder.name for r in chosen]
     assert [run.folder.name for run in fold_runs(folders[1])] == [r.folder.name for r in start]
+    elsewhere = [{**about, "catalog": "another"}]
+    lost = make_search(store, search_name("l"), result={"best": 0}, **more | {"sources": elsewhere})
     other = make_search(store, search_name("other"), technique="scratch", result={"best": 3})
-    with pytest.raises(BenchmdError, match=r"no finished fold run of .*: run its `benchmd tune`"):
-        benchmd_ray.export_model(other, tmp_path / "out")
+    for folder in (lost, other):
+        with pytest.raises(
+            BenchmdError, match=r"no finished fold run of .*: run its `benchmd tune"
+        ):
+            benchmd_ray.export_model(folder, tmp_path / "out")
