@@ -194,7 +194,7 @@ def make_transfer(
     **about: Any,
 ) -> Run:
     """A transfer run with its metrics, without predictions; `about` goes into ``run.json``."""
-    of_fold, inner, seed = _of_fold(fold, seed)
+    of_fold, _, seed = _of_fold(fold, seed)
     fixed = fixed and fold is None
     settings = _settings(modality, technique, seed, changes or {}, setting)
     stated = {
