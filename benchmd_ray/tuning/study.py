@@ -124,7 +124,8 @@ class Study(TrialLog):
 
     def climb(self, left: float = math.inf, until: int = RUNGS[-1]) -> Job | None:
         """Grant the next evaluation of the ladder; see `ladder.next_evaluation`."""
-        wanted = next_evaluation(self.scores(), self.granted, left, until)
+        families = {trial.number: trial.family for trial in self.trials()}
+        wanted = next_evaluation(self.scores(), families, self.granted, left, until)
         return None if wanted is None else self._grant(*wanted)
 
     def scores(self) -> dict[int, Mapping[int, float]]:
