@@ -161,11 +161,13 @@ def start_cluster(surroundings: None) -> Iterator[Callable[..., Nodes]]:
 class Command:
     """A ``benchmd`` command at work in a process of its own."""
 
+    program: tuple[str, ...] = (sys.executable, "-m", "benchmd_ray.cli")
+
     def __init__(self, log: Path, *arguments: Any, **environment: str) -> None:
         self._log = log
         with log.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "benchmd_ray.cli", *map(str, arguments)],
+                [*self.program, *map(str, arguments)],
                 env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
                 stdout=file,
                 stderr=subprocess.STDOUT,
