@@ -35,6 +35,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
+from benchmd_ray.runs.files import MODEL
 from benchmd_ray.service import execution
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import Item, Plan, make_plan
@@ -42,12 +43,16 @@ from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.work import ItemReport
 from benchmd_ray.settings.definition import Settings, load_settings
 from benchmd_ray.storage.location import location
+from benchmd_ray.training.jobs import RESULT
+from benchmd_ray.training.weights import DESCRIPTION
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.search import search
 from benchmd_ray.tuning.spaces import Parameter, Space
-from benchmd_ray.tuning.stages import Arm, Setup, Stage, TrialContext
+from benchmd_ray.tuning.stages import Arm, FamilyWork, Setup, Stage, TrialContext
 from benchmd_ray.tuning.study import Study
+from benchmd_ray.tuning.trial_files import TRANSFER
 from speed import measure
 from speed.sources import raw_ecgs
 
@@ -202,8 +207,6 @@ def nothing(item: Item, store: str, *_: Any) -> ItemReport:
 class Sleeping(Stage):
     """Trials whose work is to sleep."""
 
-    steps, unit = "transfer.epochs", "epochs"
-
     def __init__(self, seconds: float) -> None:
         """Each sleeps for so long."""
         self._seconds = seconds
@@ -212,16 +215,20 @@ class Sleeping(Stage):
         """One."""
         return 1
 
-    def train(self, work: TrialContext, setup: Setup) -> float:
-        """Sleep."""
+    def train(self, setup: Setup) -> float:
+        """Sleep, and leave empty files of a model, which is kept of some evaluations."""
         time.sleep(self._seconds)
+        folder = setup.folder / TRANSFER
+        folder.mkdir(parents=True)
+        for name in (MODEL, DESCRIPTION, RESULT):
+            (folder / name).touch()
         return 0.5
 
 
 def searched(
     catalog: Catalog, count: int, folder: Path, chosen: argparse.Namespace
 ) -> dict[str, Any]:
-    """A search whose trials sleep, one at a time on each node.
+    """A search whose evaluations sleep, one at a time on each node.
 
     Raises:
         AssertionError: Not all trials are complete.
@@ -229,23 +236,28 @@ def searched(
     place = location(chosen.store) if chosen.store else folder
     place = place / "searches" / f"tune-made-{count:012x}"
     space = Space("made", (Parameter(RATE, "log float", 1e-3, low=1e-5, high=0.1),))
-    method = Method(sampler="random", stopping="none", evaluations=1, choosing="highest")
+    family = Family("scratch", "linear", space, (Settings(),))
     if isinstance(place, Path):
         place.mkdir(parents=True)
-    study = Study(place / "journal", space, method)
-    arm = Arm("ecg", {0: catalog.path}, Settings())
-    work = TrialContext("scratch", Sleeping(chosen.sleep), (arm,), place, ())
-    trials = chosen.trials * count
+    study = Study(place / "journal", [family], Method(sampler="random"))
+    sleeping = FamilyWork("scratch", Sleeping(chosen.sleep), (Arm("ecg", Settings()),), ())
+    work = TrialContext({family.name: sleeping}, place)
     nodes = Place(float(CPUS), 0.0, count)
-    limits = Limits(study, Budget(trials=trials), nodes, lambda: False, Display())
+    budget = Budget(trials=None, evaluations=chosen.trials * count)
+    limits = Limits(study, budget, nodes, lambda: False, Display())
     ends: list[float] = []
     begin = time.perf_counter()
-    search(work, limits, lambda number: ends.append(time.perf_counter()))
+    search(
+        work,
+        limits,
+        lambda number: ends.append(time.perf_counter()),
+        lambda evaluation: [catalog.path],
+    )
     seconds = time.perf_counter() - begin
-    if [trial.state for trial in study.trials()] != ["complete"] * trials:
-        raise AssertionError(f"not all of {trials} trials are complete")
+    if {trial.state for trial in study.trials()} != {"complete"}:
+        raise AssertionError("not all trials are complete")
     first = 2 * count  # of each process, one trial or two until it is up
-    figures = rate(trials - first, ends[-1] - ends[first - 1])
+    figures = rate(len(ends) - first, ends[-1] - ends[first - 1])
     return figures | {
         "per_minute": measure.rounded(60 * figures["per_second"]),
         "overhead_seconds": measure.rounded(count / figures["per_second"] - chosen.sleep),

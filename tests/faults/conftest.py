@@ -193,7 +193,9 @@ class Command:
             if found := happened():
                 return found
             if self.process.poll() is not None:
-                pytest.fail(f"ended before {what}: {self.output[-3000:]}")
+                pytest.fail(
+                    f"ended ({self.process.returncode}) before {what}: {self.output[-3000:]}"
+                )
             time.sleep(0.02)
         pytest.fail(f"no {what} within {timeout:g} s: {self.output[-3000:]}")
 

@@ -53,7 +53,7 @@ def main(address, place, *catalogs):
             Place(1.0, 0.0, 2),
             lambda: False,
             Display(),
-            lost=lambda number, reason: print(f"lost {number}: {reason}", flush=True),
+            lost=lambda number, reason: sys.stderr.write(f"lost {number}: {reason}\n"),
         )
         search(
             work,

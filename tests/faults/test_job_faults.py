@@ -1,6 +1,5 @@
 """A search on S3 over several machines, which lose a node and twice their driver."""
 
-import os
 import sys
 from pathlib import Path
 
