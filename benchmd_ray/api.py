@@ -99,7 +99,7 @@ def classifier(run: PathLike | Run, device: str | torch.device = "auto") -> Sign
 
 
 def export_model(
-    run: PathLike | Run,
+    run: PathLike | Run | Sequence[PathLike | Run],
     out: PathLike,
     *,
     catalog: Place | None = None,
@@ -109,7 +109,8 @@ def export_model(
     """Write the model of a finished run for others: weights, ``config.json`` and a model card.
 
     Args:
-        run: A pretraining or transfer run, or its folder.
+        run: A pretraining or transfer run, or its folder; several transfers of one setting, whose
+            probabilities are averaged; or the folder of a search, for the average that it delivers.
         out: The folder; it is empty or not there.
         catalog: Programs are compared with the model on its records; None: on seeded noise.
         torch_export: Add ``model.pt2``, which needs PyTorch only.
@@ -119,13 +120,14 @@ def export_model(
         The folder.
 
     Raises:
-        BenchmdError: The run is not finished, segments or is damaged, the folder is not empty, or a
-            program cannot be written or differs from the model.
+        BenchmdError: A run is not finished, segments or is damaged, runs differ in their settings,
+            the folder is not empty, or a program cannot be written or differs from the model.
     """
+    from benchmd_ray.export.averaged_runs import exported_runs
     from benchmd_ray.export.model import export_run
-    from benchmd_ray.runs.store import read_run
 
-    opened = read_run(as_store(run)) if isinstance(run, str | Path) else run
+    runs = [run] if isinstance(run, str) or not isinstance(run, Sequence) else run
+    opened = exported_runs([as_store(r) if isinstance(r, str | Path) else r for r in runs])
     place = None if catalog is None else as_location(catalog)
     programs = {"torch_export": torch_export, "onnx": onnx}
     return export_run(opened, as_folder(out), catalog=place, **programs).folder
@@ -303,13 +305,15 @@ def transfer(
 
 def tune(
     catalogs: Place | Sequence[Place],
-    technique: str,
-    setting: str = "linear",
+    technique: str | Sequence[str] = (),
+    setting: str | Sequence[str] = (),
     store: PathLike = "runs",
     *,
     trials: int | None = None,
+    evaluations: int | None = None,
     hours: float | None = None,
     device_hours: float | None = None,
+    single: bool = False,
     seeds: Sequence[int] = (0,),
     fix: str | Sequence[str] = (),
     space: PathLike | None = None,
@@ -323,20 +327,22 @@ def tune(
     cpus: int | None = None,
     say: Say = echo,
 ) -> None:
-    """Search settings on a source's own records; train the start and what was chosen.
+    """Search models and settings on a source's own records; score the start and the choice.
 
-    `read_results` has the outcome in ``tuned`` and ``searches``. Racing, choice and portfolio are
-    the usual ones.
+    `read_results` has the outcome in ``tuned`` and ``searches``. The portfolio is the usual one.
 
     Args:
         catalogs: The source, its targets, and folders of catalogs.
-        technique: See `pretrain`, or ``scratch``.
-        setting: What is searched: ``pretrain``, ``linear``, ``finetune-full``, …
+        technique: One or several, see `pretrain`, or ``scratch``; empty for all that fit.
+        setting: What is searched: ``pretrain``, or ``linear``, ``knn``, ``finetune-full``, …, one
+            or several of equal labels; empty for all that a technique allows.
         store: Of all runs and searches.
         trials: Of each search; 50 where no budget is given.
+        evaluations: Of all trials of each search.
         hours: By the clock, of each search.
         device_hours: Of GPUs, or of CPUs without one, of each search.
-        seeds: Of the runs after the search; the first is that of the search.
+        single: Also train start and choice on all labels, once for each seed.
+        seeds: The first is that of the search; the others are for ``single``.
         fix: Settings that are not searched.
         space: YAML file of your own search space.
         pretrain_on: Catalogs that are pretrained on, as one, instead of the source's own.
@@ -344,7 +350,7 @@ def tune(
         bench: Name of the benchmark whose starts are taken.
         start: What settings begin with; empty for the benchmark's usual one.
         weights: File of ImageNet weights; None downloads them where they are needed.
-        search_only: Do not train the chosen settings.
+        search_only: Do not train and score what was chosen.
         address: Ray cluster to work on; None works embedded.
         cpus: CPUs to use at once; None takes all.
         say: Takes a line of what is done.
@@ -353,7 +359,7 @@ def tune(
         BenchmdError: Something named does not exist or fit, or not all of it could be done.
     """
     from benchmd_ray.evaluation.registry import benchmark
-    from benchmd_ray.service.choice import Choice, require_known
+    from benchmd_ray.service.choice import Choice
     from benchmd_ray.service.searches import Tuning
     from benchmd_ray.service.tune_and_train import search_and_train
     from benchmd_ray.settings.arguments import assignments
@@ -361,26 +367,26 @@ def tune(
     from benchmd_ray.tuning.method import Method
     from benchmd_ray.tuning.portfolio import read_portfolio
 
-    budget = (trials, hours, device_hours)
+    budget = (trials, evaluations, hours, device_hours)
     choice = Choice(
         catalogs=tuple(as_location(each) for each in several(catalogs)),
         pretrain_on=tuple(as_location(each) for each in several(pretrain_on)),
-        techniques=(technique,),
         seeds=tuple(seeds),
         assignments=assignments(settings),
         weights=folder_or_none(weights),
         bench=benchmark(bench).name,
         start=start,
     )
-    require_known(choice)
     tuning = Tuning(
         choice,
-        searched=(setting,),
+        techniques=tuple(map(str, several(technique))),
+        searched=tuple(map(str, several(setting))),
         space=folder_or_none(space),
         held=tuple(map(str, several(fix))),
         method=Method(seed=choice.seeds[0]),
-        budget=Budget() if budget == (None, None, None) else Budget(*budget),
+        budget=Budget() if all(limit is None for limit in budget) else Budget(*budget),
         portfolio=read_portfolio(),
+        single=single,
     )
     used: dict[str, Any] = {"address": address, "cpus": cpus, "search_only": search_only}
     if not search_and_train(tuning, as_store(store), say=say, **used):

@@ -171,7 +171,7 @@ def evaluate(
 
 
 @main.command()
-@click.argument("run", type=STORE)
+@click.argument("runs", type=STORE, nargs=-1, required=True)
 @click.option(
     "--out", type=FOLDER, required=True, help="Folder to write, which must be empty or not exist."
 )
@@ -185,21 +185,30 @@ def evaluate(
 )
 @ALLOW
 def export(
-    run: Path, out: Path, catalog: Location | None, *, torch_export: bool, onnx: bool
+    runs: tuple[Path, ...],
+    out: Path,
+    catalog: Location | None,
+    *,
+    torch_export: bool,
+    onnx: bool,
 ) -> None:
     """Export the model of the finished RUN: weights, config.json and a model card.
 
     The folder has the layout of the Hugging Face hub. Its card states the data with their licences,
-    the scores with their intervals, and the limitations.
+    the scores with their intervals, and the limitations. Several RUNS of one setting, or the
+    folder of a search for the models that it delivers, become one model: the average of their
+    probabilities.
 
     \b
     benchmd export runs/transfer-… --out model
+    benchmd export runs/searches/tune-… --out model
     benchmd export runs/transfer-… --out model --torch-export --onnx --catalog catalogs/ptb-xl
     """
+    from benchmd_ray.export.averaged_runs import exported_runs
     from benchmd_ray.export.model import export_run
-    from benchmd_ray.runs.store import read_run
 
-    done = export_run(read_run(run), out, catalog=catalog, torch_export=torch_export, onnx=onnx)
+    programs = {"torch_export": torch_export, "onnx": onnx}
+    done = export_run(exported_runs(runs), out, catalog=catalog, **programs)
     for program in done.programs:
         echo(f"{program.file} {program.checked}")
     echo(f"written: {done.folder}")

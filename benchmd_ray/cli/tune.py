@@ -1,4 +1,4 @@
-"""``benchmd tune``: search hyperparameters, then train the start and the choice."""
+"""``benchmd tune``: search models and hyperparameters, then score the start and the choice."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     "techniques",
     multiple=True,
     shell_complete=complete_technique,
-    help="Technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae, or your own.",
+    help="Technique that is searched (repeatable); the search starts from the first. Default: all "
+    "that fit the signal and whose weights are on this machine.",
 )
 @click.option(
     "--setting",
@@ -65,8 +66,8 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="NAME",
     shell_complete=complete_transfer,
-    help="What is searched (repeatable): pretrain, linear, or finetune-small, -medium, -large or "
-    "-full. Default: the benchmark's setting, or linear.",
+    help="What is searched (repeatable, of equal labels): linear, knn or finetune-full, or with "
+    "few labels linear-small, …; or pretrain alone. Default: all that a technique allows.",
 )
 @click.option(
     "--universal",
@@ -78,11 +79,19 @@ if TYPE_CHECKING:
 @click.option(
     "--trials",
     type=click.IntRange(1),
-    help="Trials of each search. Default: 50, unless hours are limited.",
+    help="Trials of each search. Default: 50, unless another limit is given.",
+)
+@click.option(
+    "--evaluations", type=click.IntRange(1), help="Evaluations of all trials of each search."
 )
 @click.option("--hours", type=float, help="Wall-clock hours of each search.")
 @click.option(
     "--device-hours", type=float, help="GPU hours (CPU hours without one) of each search."
+)
+@click.option(
+    "--cautious",
+    is_flag=True,
+    help="Keep the start unless a trial is above it by more than one standard error.",
 )
 @click.option(
     "--sampler",
@@ -91,27 +100,6 @@ if TYPE_CHECKING:
     show_default=True,
     help="Optuna's sampler.",
 )
-@click.option(
-    "--stopping",
-    type=click.Choice(["racing", "asha", "none"]),
-    help="How trials are stopped early. Default: racing, with --cost none.",
-)
-@click.option(
-    "--evaluations",
-    type=click.IntRange(1, 50),
-    help="Evaluations of a trial that is not stopped, each on other folds with another seed. "
-    "Default: 3, or fewer from 5,000 patients on.",
-)
-@click.option(
-    "--choose",
-    "choosing",
-    type=click.Choice(["confirmed", "highest"]),
-    default="confirmed",
-    show_default=True,
-    help="confirmed: compare the best trials with the default settings on fresh folds and seeds; "
-    "highest: take the highest score.",
-)
-@click.option("--cost", is_flag=True, help="Minimise device hours as a second objective.")
 @click.option(
     "--portfolio",
     type=FILE,
@@ -137,13 +125,18 @@ if TYPE_CHECKING:
     type=int,
     multiple=True,
     default=(0,),
-    help="Seed of the runs after the search (repeatable); the first is also used for the search.",
+    help="Seed of the search; of several (repeatable) the others are for --single.",
 )
 @POLICY
 @BENCH
 @START
 @WEIGHTS
-@click.option("--search-only", is_flag=True, help="Do not train the chosen settings.")
+@click.option(
+    "--single",
+    is_flag=True,
+    help="Also train start and choice on all labels, once for each --seed.",
+)
+@click.option("--search-only", is_flag=True, help="Do not train and score what was chosen.")
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -155,19 +148,23 @@ if TYPE_CHECKING:
 @wandb_options
 @execution_options
 def tune(*, store: Path, dashboard: Dashboard, **options: Any) -> None:
-    """Search hyperparameters on the source's training records, then train the chosen settings.
+    """Search models and hyperparameters on the source's training records.
 
-    A search never sees scored splits or targets: its trials are trained and scored on patient-wise
-    folds of the training split (and of the validation split if that is not scored, as in MedMNIST),
-    with different seeds. The first trial, the start, has the given settings, by default those of
-    the fixed protocol. The best trials earn more evaluations; at the end the best ones and the
-    start are evaluated again on fresh folds, and the start is kept unless a trial is significantly
-    better. The same command resumes an interrupted search; more --trials continue a finished one.
-    Afterwards start and choice are trained on the whole training split and scored on the splits and
-    targets that the search never saw; see the report.
+    Without --technique all families of models are searched that fit the signal and whose weights
+    are on this machine: random kernels, published encoders with a linear, MLP or k-NN head or
+    fine-tuned, and networks from scratch.
+
+    A search never sees scored splits or targets: each evaluation of a trial is trained and scored
+    on patient-wise folds of the training split (and of the validation split if that is not scored,
+    as in MedMNIST). The first trial, the start, has the given settings, by default those of the
+    fixed protocol. Half of the budget tries settings, each once; with the rest the best third earns
+    more evaluations, again and again. The highest mean is chosen. Afterwards the fold models of
+    start and choice are averaged and scored on the splits and targets that the search never saw;
+    see the report. The same command resumes an interrupted search; a larger budget continues it.
 
     \b
-    benchmd tune --catalog catalogs --technique mae --setting linear --dry-run
+    benchmd tune --catalog catalogs --dry-run
+    benchmd tune --catalog catalogs --hours 2
     benchmd tune --catalog catalogs --technique mae --setting finetune-full --trials 60
     benchmd tune --catalog catalogs --technique e-mix --setting pretrain --hours 12
     benchmd tune --catalog catalogs --technique mae --setting linear --universal
@@ -245,27 +242,22 @@ def _tuning(options: dict[str, Any]) -> Tuning:
     from benchmd_ray.tuning.method import Method
     from benchmd_ray.tuning.portfolio import Portfolio, read_portfolio
 
-    choice = chosen(options)
-    if not choice.techniques:
-        raise click.UsageError("name a --technique, or a --bench whose start has one.")
-    limits = {name: options[name] for name in ("trials", "hours", "device_hours")}
+    choice = chosen({**options, "techniques": ()})
+    limits = {name: options[name] for name in ("trials", "evaluations", "hours", "device_hours")}
     if all(value is None for value in limits.values()):
         limits["trials"] = Budget().trials
     method = Method(
         sampler=options["sampler"],
-        stopping=options["stopping"] or ("none" if options["cost"] else "racing"),
-        choosing=options["choosing"],
+        cautious=options["cautious"],
         universal=options["universal"],
-        cost=options["cost"],
         seed=options["seeds"][0],
     )
-    kept = ("space", "held", "at_once", "memory_gib", "evaluations")
+    kept = ("techniques", "searched", "space", "held", "single", "at_once", "memory_gib")
     portfolio = Portfolio()
     if options["portfolio"] != Path("none"):
         portfolio = read_portfolio(options["portfolio"])
     return Tuning(
         choice,
-        searched=options["searched"] or choice.settings or ("linear",),
         method=method,
         budget=Budget(**limits),
         portfolio=portfolio,

@@ -7,7 +7,7 @@ reading only the columns is a pass of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,12 @@ def split_table(catalog: Catalog, split: str, columns: Sequence[str]) -> pa.Tabl
         why = f"it holds {len(table)} rows, the catalog {catalog.rows(split)}"
         raise Damaged(path, why, REMEDY)
     return table
+
+
+def patients_of(catalog: Catalog, splits: Iterable[str]) -> set[str]:
+    """Hashed patients of some splits."""
+    tables = (split_table(catalog, split, ["group_id"]) for split in splits)
+    return {patient for table in tables for patient in table["group_id"].to_pylist()}
 
 
 def _columns_path(catalog: Catalog, split: str) -> Path:

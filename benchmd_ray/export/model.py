@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.export import portable
+from benchmd_ray.export.averaged_runs import origins, require_averageable
 from benchmd_ray.export.model_card import Program, model_card
 from benchmd_ray.extensions.extras import EXTRAS, require
 from benchmd_ray.extensions.parts import package_versions
@@ -22,23 +23,10 @@ from benchmd_ray.runs.files import MODEL
 from benchmd_ray.runs.store import Run, require_weights, shown
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier
+from benchmd_ray.training.members import tensors_of
 from benchmd_ray.training.weights import CONFIG, model_description, write_weights
 
 CARD = "README.md"
-TRAINED = (
-    *("kind", "technique", "setting", "protocol", "seed", "modality", "source", "policy"),
-    *(
-        "provenance",
-        "raw",
-        "options",
-        "upstream",
-        "pretrained_on",
-        "published",
-        "determinants",
-        "versions",
-    ),
-)
-"""Fields of ``run.json`` that ``config.json`` includes, if present."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +38,18 @@ class Exported:
 
 
 def export_run(
-    run: Run,
+    run: Run | Sequence[Run],
     out: Path,
     *,
     catalog: Location | None = None,
     torch_export: bool = False,
     onnx: bool = False,
 ) -> Exported:
-    """Write the model of a finished run to a new folder, atomically.
+    """Write the model of a finished run, or the average of several, to a new folder, atomically.
 
     Args:
-        run: A pretraining, or a transfer to classes.
+        run: A pretraining, or a transfer to classes; or several such transfers
+            (`require_averageable`), whose probabilities are averaged.
         out: The folder, which must be empty or not exist.
         catalog: Catalog whose first records are used to compare programs with the model; None:
             noise.
@@ -76,19 +65,22 @@ def export_run(
         require("--onnx", *EXTRAS["onnx"].packages)
     out = out.resolve()
     require_empty(out)
-    _require_exportable(run)
+    runs = [run] if isinstance(run, Run) else [*run]
+    for exported in runs:
+        _require_exportable(exported)
+    require_averageable(runs)
     opened = None if catalog is None else open_catalog(catalog)
-    require_weights(run)
-    transferred = run.description["kind"] == "transfer"
-    model = (SignalClassifier if transferred else FeatureEncoder)(run.folder, "cpu")
+    for exported in runs:
+        require_weights(exported)
+    model = _model(runs)
     with _new_folder(out) as folder:
         weights = write_weights(folder / MODEL, _tensors(model))
         chosen = {portable.TORCH: torch_export, portable.ONNX: onnx}
         names = [name for name, asked in chosen.items() if asked]
-        programs = _programs(run, model, folder, names, opened) if names else ()
-        write_hashed_json(folder / CONFIG, _config(run, model, weights, folder, programs))
+        programs = _programs(runs[0], model, folder, names, opened) if names else ()
+        write_hashed_json(folder / CONFIG, _config(runs, model, weights, folder, programs))
         card = model_card(
-            run,
+            runs,
             portable.output_name(model),
             _width(model),
             takes_sizes=portable.takes_sizes(model.signal),
@@ -120,10 +112,18 @@ def _require_exportable(run: Run) -> None:
         )
 
 
+def _model(runs: Sequence[Run]) -> portable.Model:
+    folder, *others = (run.folder for run in runs)
+    if runs[0].description["kind"] == "transfer":
+        return SignalClassifier(folder, "cpu", others)
+    return FeatureEncoder(folder, "cpu")
+
+
 def _tensors(model: portable.Model) -> dict[str, Any]:
-    above = "" if isinstance(model, SignalClassifier) else "encoder."
-    tensors = model.module.module.state_dict()
-    return {f"{above}{name}": tensor for name, tensor in tensors.items()}
+    if isinstance(model, SignalClassifier):
+        return tensors_of(model.models)
+    tensors: dict[str, Any] = model.encoder.state_dict(prefix="encoder.")
+    return tensors
 
 
 def _width(model: portable.Model) -> int:
@@ -150,17 +150,26 @@ def _programs(
 
 
 def _config(
-    run: Run, model: portable.Model, weights: str, folder: Path, programs: tuple[Program, ...]
+    runs: Sequence[Run],
+    model: portable.Model,
+    weights: str,
+    folder: Path,
+    programs: tuple[Program, ...],
 ) -> dict[str, Any]:
     """Content of ``config.json``: `model_description` and the model's origin."""
-    about = run.description
+    described, (trained, members) = model_description(runs[0].folder), origins(runs)
+    if len(runs) > 1:
+        statistics = [model_description(run.folder)["statistics"] for run in runs]
+        pairs = zip(statistics, members, strict=True)
+        described["members"] = [{"statistics": of, "trained": about} for of, about in pairs]
+        described["statistics"] = None
     return {
-        **model_description(run.folder),
+        **described,
         "weights": weights,
         "output": {"name": portable.output_name(model), "width": _width(model)},
         "programs": {program.file: sha256(folder / program.file) for program in programs},
         "versions": dict(package_versions()),
-        "trained": {"run": run.folder.name, **{k: about[k] for k in TRAINED if k in about}},
+        "trained": trained,
     }
 
 

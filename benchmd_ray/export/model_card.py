@@ -14,6 +14,7 @@ import yaml
 
 from benchmd_ray.data.cards import DatasetCard, cards
 from benchmd_ray.data.readers.image import FORMATS, MAX_PIXELS
+from benchmd_ray.export.averaged_runs import average_sentence
 from benchmd_ray.export.model_facts import (
     Origin,
     origin_of,
@@ -75,18 +76,17 @@ class Program:
 
 
 def model_card(
-    run: Run, output: str, width: int, *, takes_sizes: bool, programs: Sequence[Program]
+    runs: Sequence[Run], output: str, width: int, *, takes_sizes: bool, programs: Sequence[Program]
 ) -> str:
-    """The model card of a finished run, as Markdown.
+    """The model card of a finished run, or of the average of several, as Markdown.
 
     ``output`` is ``probabilities`` or ``features``, ``width`` per record.
     """
-    scores = score_sections(run)
-    about = run.description
+    run, about = runs[0], runs[0].description
     origin = origin_of(run)
     source = {about["source"]: str(about["provenance"])} if "+" not in about["source"] else {}
     source |= {name: of for name, of in _pretrained_on(run).items() if name not in source}
-    datasets = source | {k: v for k, v in provenances(run).items() if k not in source}
+    datasets = source | {k: v for k, v in provenances(runs).items() if k not in source}
     signal = taken_signal(run.modality.signal, run.settings.encoder)
     segments = run.modality.task.segments
     sections = {
@@ -94,13 +94,14 @@ def model_card(
         "Output": _output(run, output, width),
         "How to use it": _use(run, output, takes_sizes=takes_sizes, programs=programs),
         "Data": _data(run, datasets, origin),
-        "Training": _table("setting", training_rows(run, origin)),
-        "Scores": scores or "Features have no scores; transfers from this model have.",
+        "Training": _table("setting", training_rows(runs, origin)),
+        "Scores": score_sections(runs),
         "Limits and intended use": LIMITS,
         "Versions": _versions(about.get("versions", {})),
     }
     head = yaml.safe_dump(_head(run, datasets, origin), sort_keys=False, allow_unicode=True)
-    parts = [f"---\n{head}---\n", f"# {_plain(_title(run, output))}\n", _lead(run, output, origin)]
+    heading = f"# {_plain(_title(run, output))}\n"
+    parts = [f"---\n{head}---\n", heading, _lead(runs, output, origin)]
     parts += [f"## {title}\n\n{text.strip()}\n" for title, text in sections.items()]
     return "\n".join(parts)
 
@@ -128,9 +129,9 @@ def _title(run: Run, output: str) -> str:
     )
 
 
-def _lead(run: Run, output: str, origin: Origin) -> str:
+def _lead(runs: Sequence[Run], output: str, origin: Origin) -> str:
     """First sentences: what the model was trained on, or that it was trained elsewhere."""
-    about = run.description
+    about = runs[0].description
     source, card = about["source"], _card_of(about["source"])
     name = f"{card.title} ({source})" if card is not None and card.title else source
     data = PROVENANCES[about["provenance"]].format(
@@ -144,8 +145,9 @@ def _lead(run: Run, output: str, origin: Origin) -> str:
     )
     lines = [
         f"This model turns {_plain(about['modality'])} signals into {output}.",
+        *average_sentence(runs),
         named.sentences(data),
-        *filter(None, [_plain(pretrained_sentence(run, source))]),
+        *filter(None, [_plain(pretrained_sentence(runs, source))]),
         "It is for research and **not for diagnosis**.\n",
     ]
     return "\n".join(lines)

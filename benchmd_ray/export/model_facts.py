@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from benchmd_ray.report.names import names_of
 from benchmd_ray.report.notes import notes, synthetic
 from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
 from benchmd_ray.report.rows import key_of, score_rows
-from benchmd_ray.report.scored import measured, read_scored
+from benchmd_ray.report.scored import Scored, measured, read_scored
 from benchmd_ray.report.table import Column, Table, plain, text_of
+from benchmd_ray.report.tuning_frames import averaged
 from benchmd_ray.runs.store import Run
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.settings.in_use import in_use
@@ -34,10 +35,10 @@ USES = {
     NORMALISATION: "Nothing was trained here: signals are normalised by the mean and standard "
     "deviation of {data}.",
     SHAPE: "Nothing was trained here: only the shape of the signals is that of {data}.",
-    "head": "Only a linear head was trained here, on {data}.",
+    "head": "Only a head was trained here, on {data}.",
     "fine-tuning": "Encoder and head were fine-tuned here, on {data}.",
     "pretraining": "The encoder was pretrained further here, on {data}.",
-    "pretraining, head": "The encoder was pretrained further here and a linear head trained, both "
+    "pretraining, head": "The encoder was pretrained further here and a head trained, both "
     "on {data}.",
     "pretraining, fine-tuning": "The encoder was pretrained further here, then encoder and head "
     "fine-tuned, both on {data}.",
@@ -103,8 +104,9 @@ def origin_of(run: Run) -> Origin:
     return Origin(_use(run, technique), name, _hash(run, technique))
 
 
-def pretrained_sentence(run: Run, source: str) -> str:
+def pretrained_sentence(runs: Sequence[Run], source: str) -> str:
     """What the encoder was pretrained on besides its source, and what of it is scored below."""
+    run = runs[0]
     if published := published_of(run):
         names = [*published["pretrained_on"], *published["also"]]
     else:
@@ -112,7 +114,7 @@ def pretrained_sentence(run: Run, source: str) -> str:
         names = [str(e["dataset"]) for e in entries if e["dataset"] not in source.split("+")]
     texts = {
         scored.dataset: text
-        for scored in read_scored(run).scored
+        for scored, *_ in scored_by_all(runs)
         if (text := contamination(run, scored.about, scored.units["group_id"]))
     }
     seen = [f"{name} ({text})" for name, text in texts.items() if is_marked(text)]
@@ -147,12 +149,13 @@ def _hash(run: Run, technique: str) -> str:
     return f"stored with the SHA-256 {file}" if file and technique != TRAINED_FURTHER else ""
 
 
-def training_rows(run: Run, origin: Origin) -> dict[str, object]:
+def training_rows(runs: Sequence[Run], origin: Origin) -> dict[str, object]:
     """Names and values of the protocol, as in reports, and of the settings that were used."""
-    about = run.description
+    run, about = runs[0], runs[0].description
     determinants = about["determinants"]
+    upstream = [str(each.description["upstream"]) for each in runs if about.get("upstream")]
     rows: dict[str, object] = {
-        "run": run.folder.name,
+        "run": _distinct(run.folder.name for run in runs),
         "technique": about["technique"],
         **({"weights trained elsewhere": origin.sha256} if origin.sha256 else {}),
     }
@@ -165,12 +168,16 @@ def training_rows(run: Run, origin: Origin) -> dict[str, object]:
         **rows,
         "setting": about["setting"],
         "protocol": _protocol(run),
-        **({"pretraining": about["upstream"]} if about.get("upstream") else {}),
+        **({"pretraining": _distinct(upstream)} if upstream else {}),
         **network,
-        "seed": about["seed"],
+        "seed": _distinct(run.description["seed"] for run in runs),
         "precision": determinants.get("precision"),
         **in_use(flat, str(about["technique"])),
     }
+
+
+def _distinct(values: Iterable[object]) -> str:
+    return ", ".join(dict.fromkeys(map(str, values)))
 
 
 def _protocol(run: Run) -> str:
@@ -191,31 +198,41 @@ def _flat(settings: Mapping[str, Any], above: str) -> Iterable[tuple[str, object
             yield f"{above}{name}", value
 
 
+AVERAGED = "These are the scores of the average, not the mean of its models' scores. "
 RESAMPLES = 1000
 """Bootstrap resamples of patients, as in reports."""
 
 
-def provenances(run: Run) -> dict[str, str]:
-    """Provenance of the records that a run was scored on, by dataset."""
-    return {scored.dataset: scored.about["provenance"] for scored in read_scored(run).scored}
+def provenances(runs: Sequence[Run]) -> dict[str, str]:
+    """Provenance of the records that runs were scored on, by dataset."""
+    return {first.dataset: first.about["provenance"] for first, *_ in scored_by_all(runs)}
 
 
-def scores_of(run: Run) -> pd.DataFrame:
-    """Score rows (`frames.FRAMES`) over all classes for all predictions of a run."""
-    read = read_scored(run)
-    if read.skipped:
-        raise BenchmdError(read.skipped[0].removeprefix("Skipped: "))
-    row = names_of([run]).of_runs[run.folder]
-    ordered = sorted(read.scored, key=lambda item: place(key_of(item, row)))
+def scored_by_all(runs: Sequence[Run]) -> list[list[Scored]]:
+    """Results of all runs without metrics, for each split that all of them have scored."""
+    parts = []
+    for run in runs:
+        read = read_scored(run)
+        if read.skipped:
+            raise BenchmdError(read.skipped[0].removeprefix("Skipped: "))
+        parts.append({(item.dataset, item.split): item for item in read.scored})
+    return [[part[key] for part in parts] for key in parts[0] if all(key in p for p in parts)]
+
+
+def scores_of(runs: Sequence[Run]) -> pd.DataFrame:
+    """Score rows (`frames.FRAMES`) over all classes for a run, or for the average of several."""
+    row = names_of(runs[:1]).of_runs[runs[0].folder]
+    results = [items[0] if len(items) == 1 else averaged(items) for items in scored_by_all(runs)]
+    ordered = sorted(results, key=lambda item: place(key_of(item, row)))
     scored = measured(ordered, tuple(METRICS), RESAMPLES)
     return frame("rows", (score_row for item in scored for score_row in score_rows(item, row)))
 
 
-def score_sections(run: Run) -> str:
-    """Score tables and limitations as Markdown; empty for a pretraining."""
-    if run.description["kind"] != "transfer":
-        return ""
-    rows = scores_of(run)
+def score_sections(runs: Sequence[Run]) -> str:
+    """Score tables and limitations as Markdown."""
+    if runs[0].description["kind"] != "transfer":
+        return "Features have no scores; transfers from this model have."
+    rows = scores_of(runs)
     if rows.empty:
         return "The run has not been scored on any dataset, so its quality is unknown."
     whole = rows[rows["class"] == "mean"].reset_index(drop=True)
@@ -230,11 +247,14 @@ def score_sections(run: Run) -> str:
         positives,
         interval_of("AUROC [95 %]", by_class, "value"),
     )
-    limits = [note for note in notes(rows) if not note.startswith("paper:")]  # none is shown here
+    absent = ["paper:"]  # none is shown here
+    if all("fold" in run.description for run in runs):
+        absent.append("validation:")  # another split chose their epochs
+    limits = [note for note in notes(rows) if not note.startswith((*absent,))]
     return "\n\n".join(
         [
             synthetic(rows),
-            "Over all classes:",
+            f"{AVERAGED * (len(runs) > 1)}Over all classes:",
             _markdown((*overall, *sizes(whole), *cautions(whole))),
             "Each class against the rest:",
             _markdown((*single, *cautions(by_class))),

@@ -10,13 +10,23 @@ from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 from benchmd_ray.models.encoder import Encoder
 
 
+def classification_head(
+    width: int, classes: int, hidden: int = 0, dropout: float = 0.0
+) -> nn.Module:
+    """A head from features to logits: linear, or with a hidden layer, GELU and dropout."""
+    if not hidden:
+        return nn.Linear(width, classes)
+    layers = nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, classes)
+    return nn.Sequential(*layers)
+
+
 class Classifier(nn.Module):
     """An encoder and a head, linear by default: signals to logits."""
 
     def __init__(self, encoder: Encoder, classes: int, head: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
-        self.head = head or nn.Linear(encoder.width, classes)
+        self.head = head or classification_head(encoder.width, classes)
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Logits: (batch, classes)."""

@@ -34,6 +34,12 @@ class Listed:
     reason: str
 
     @property
+    def fold(self) -> int | None:
+        """Number of the evaluation whose inner catalog a fold run is trained on; else None."""
+        number: int | None = self.run.description.get("fold", {}).get("evaluation")
+        return number
+
+    @property
     def unit(self) -> str:
         """Unit of ``at``."""
         return "steps" if self.run.description["kind"] == "pretrain" else "epochs"
@@ -53,7 +59,8 @@ class Listed:
         scored = not math.isnan(self.score)
         metric = self.run.modality.task.selected_by.upper() if scored else ""
         text += f"{metric:<5} {self.score:.3f}  " if scored else " " * len("AUROC 0.000  ")
-        return text + self.run.folder.name + (f"  {self.reason}" if self.reason else "")
+        fold = "" if self.fold is None else f"fold {self.fold}"
+        return "  ".join(filter(None, (text + self.run.folder.name, fold, self.reason)))
 
     @property
     def data(self) -> dict[str, Any]:
@@ -61,7 +68,8 @@ class Listed:
         about = self.run.description
         names = ("kind", "modality", "source", "policy", "technique", "setting", "protocol", "seed")
         progress = {
-            name: getattr(self, name) for name in ("state", "at", "unit", "seconds", "reason")
+            name: getattr(self, name)
+            for name in ("fold", "state", "at", "unit", "seconds", "reason")
         }
         score = {"validation_score": self.score, "metric": self.run.modality.task.selected_by}
         folder = str(self.run.folder)

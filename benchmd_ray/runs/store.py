@@ -51,6 +51,16 @@ class RunDeterminants(TypedDict):
 
     catalog: str
     parts: NotRequired[dict[str, Any]]
+    fold: NotRequired[str]
+
+
+class FoldForm(TypedDict):
+    """What a fold run is trained on: an inner catalog of its source."""
+
+    evaluation: Count
+    """Number of the evaluation of a search."""
+    inner: str
+    """Digest of the inner catalog."""
 
 
 class RunForm(TypedDict):
@@ -75,6 +85,7 @@ class RunForm(TypedDict):
     versions: NotRequired[dict[str, Any]]
     weights: NotRequired[dict[str, Any]]
     published: NotRequired[Published]
+    fold: NotRequired[FoldForm]
 
 
 @dataclass(frozen=True)
@@ -264,6 +275,8 @@ def _read(folder: Path) -> Run:
         raise BenchmdError(f"{shown(folder)} is not a run (no {RUN}). {remedy}")
     remedy = Run(folder, {}).remedy
     run = Run(folder, read_hashed_json(path, remedy, RunForm))
+    if run.description.get("fold", {}).get("inner") != run.description["determinants"].get("fold"):
+        raise Damaged(path, "its fold and that of its determinants differ", remedy)
     if not folder.resolve().name.endswith(f"-{run.digest[:12]}"):
         why = f"it describes a run whose folder ends in -{run.digest[:12]}"
         raise Damaged(path, why, f"Give the folder its original name. {remedy}")

@@ -73,8 +73,8 @@ class Workload:
     """Steps (pretraining) or epochs (transfer)."""
     unit_flops: float = 0.0
     unit_head_steps: int = 0
-    """Linear evaluation: steps of the head in one unit, which cost time but hardly any
-    operations.
+    """Linear evaluation: steps of the head in one unit, which cost time but, without a hidden
+    layer, hardly any operations.
     """
     once_flops: float = 0.0
     """Operations besides the units, forward only: encoding, scoring."""
@@ -182,15 +182,32 @@ def features_width(signal: Signal, encoder: EncoderSettings) -> int:
     return encoder.width if encoder.network == NETWORK else _counted(signal, encoder).width
 
 
-def head_parameters(signal: Signal, encoder: EncoderSettings, head: str | int) -> int:
-    """Parameters of the head of a technique, or of a classifier with this number of classes."""
+def head_parameters(
+    signal: Signal, encoder: EncoderSettings, head: str | int, hidden: int = 0
+) -> int:
+    """Parameters of the head of a technique, or of a classifier with this number of classes.
+
+    ``hidden`` is the width of a classifier's hidden layer, if it has one.
+    """
     width, signal = features_width(signal, encoder), signal.with_patch(encoder.patch_size)
     if isinstance(head, int):
-        return (width + 1) * head
+        return (width + 1) * hidden + (hidden + 1) * head if hidden else (width + 1) * head
     method = technique_named(head).method
     outputs = {"shed": 1, "mae": signal.patch_size, "e-mix": PROJECTION}
     norm = 2 * width if method == "e-mix" else 0
     return norm + (width + 1) * outputs[method] if method in outputs else 0
+
+
+def head_flops(inputs: Inputs) -> float:
+    """Operations of training a head with a hidden layer on the features of one example; else 0.
+
+    Features need no gradient, so that the first layer costs one pass less.
+    """
+    hidden, classes = inputs.settings.transfer.head_width, len(inputs.source.kind.task.classes)
+    if not hidden:
+        return 0.0
+    width = features_width(inputs.signal, inputs.settings.encoder)
+    return 2.0 * hidden * (2 * width + 3 * classes)
 
 
 class _Counted(NamedTuple):
@@ -269,7 +286,8 @@ def disk_of_run(inputs: Inputs, *, head: str | int, copies: int = 0, lines: int 
     """
     encoder, keep = inputs.settings.encoder, inputs.settings.execution.keep
     size = encoder_parameters(inputs.signal, encoder)
-    size += head_parameters(inputs.signal, encoder, head)
+    hidden = inputs.settings.transfer.head_width
+    size += head_parameters(inputs.signal, encoder, head, hidden)
     checkpoint = copies * size * FLOAT
     kept, working = lines * METRICS_BYTES + FILES_BYTES, 3 * checkpoint
     if keep == "predictions":

@@ -43,7 +43,12 @@ USUAL = ("ecg",)
 """Default modalities."""
 SEARCHED = ("mae", "linear")
 """Technique and transfer setting whose settings are searched."""
-SEARCH = Tuning(Choice(), searched=SEARCHED[1:], budget=Budget(trials=6), evaluations=2)
+SEARCH = Tuning(
+    Choice(),
+    techniques=(SEARCHED[0], *BASELINES),
+    searched=SEARCHED[1:],
+    budget=Budget(evaluations=24),
+)
 ON_RAY = ("ecg", "mae")
 """Run that is pretrained by two workers with DeepSpeed as a Ray Train job, if DeepSpeed is
 installed.
@@ -80,8 +85,9 @@ def demo(
         outcome = run_plan(plan, runs, say=say, address=address, cpus=cpus)
         for line in outcome.lines():
             say(line)
-        say(f"a search of {SEARCH.budget.trials} trials: {' '.join(SEARCHED)} of {chosen[0]}")
-        choice = _choice(catalogs[0], SEARCHED[:1], ())
+        families = ", ".join(SEARCH.techniques)
+        say(f"a search of {SEARCH.budget.evaluations} evaluations of {chosen[0]}: {families}")
+        choice = _choice(catalogs[0], (), ())
         tuning = replace(SEARCH, choice=choice)
         whole = search_and_train(tuning, runs, say=say, address=address, cpus=cpus)
     return outcome.whole and whole

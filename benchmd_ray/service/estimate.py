@@ -98,6 +98,8 @@ def units_per_second(lines: Iterable[dict[str, float]]) -> float | None:
 
 def _work_of_run(run: Run, datasets: Sequence[PlannedDataset]) -> Workload | None:
     about, settings = run.description, run.settings
+    if "fold" in about:  # its records are not those of its catalog
+        return None
     rows, labelled = _rows(run, datasets), None
     if about["kind"] == "transfer":
         if (run.folder / RESULT).is_file():
@@ -130,9 +132,7 @@ def median_start(measured: Iterable[Measured]) -> float:
 
     Linear evaluation is excluded, as it encodes all records before its epochs.
     """
-    starts = [
-        m.start_seconds for m in measured if m.start_seconds is not None and m.work.unit_flops
-    ]
+    starts = [m.start_seconds for m in _computing(measured) if m.start_seconds is not None]
     return statistics.median(starts) if starts else 0.0
 
 
@@ -224,7 +224,7 @@ class Estimator:
         """Seconds of this many steps of a linear head, including their share of validation."""
         if not steps:
             return 0.0
-        linear = [m for m in self.here if m.work.unit_head_steps]
+        linear = [m for m in self.here if m.work.unit_head_steps and not m.work.unit_flops]
         if not linear:
             self.used["head"] += 1
             return steps * HEAD_STEP_SECONDS
@@ -246,8 +246,9 @@ class Estimator:
         return " ".join(words) or "No estimate was asked for."
 
 
-def _computing(measured: Sequence[Measured]) -> list[Measured]:
-    return [m for m in measured if m.work.unit_flops]
+def _computing(measured: Iterable[Measured]) -> list[Measured]:
+    """Those that train an encoder."""
+    return [m for m in measured if m.work.unit_flops and not m.work.unit_head_steps]
 
 
 def nearest(measured: Sequence[Measured], work: Workload) -> list[Measured]:

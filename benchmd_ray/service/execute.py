@@ -25,6 +25,7 @@ from benchmd_ray.models.networks import taken_signal
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import Run, open_run, read_run, require_weights, scoring, working
 from benchmd_ray.service.imported import import_exported, trained_of
+from benchmd_ray.service.kept_weights import take_kept
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.scored import is_scored, open_also
@@ -102,14 +103,15 @@ def pretrain_resolved(
         choose_device(execution.device)  # raises before a run's folder is made
     job = resolved.job(store)
     assert isinstance(job, PretrainJob)
-    check = partial(require_pretrainable, job, resolved.source)
+    check = partial(require_pretrainable, job, resolved.trained_on)
     run = open_run(store, resolved.name, resolved.description, check)
     if not run.finished:
         start = start or _start_of(resolved, weights)
         with working(run, execution.device, execution.keep):
-            _pretrain(resolved, run.folder, start, on_cluster)
+            if not take_kept(resolved, run.folder):
+                _pretrain(resolved, run.folder, start, on_cluster)
             if "pretrained_on" in run.description:
-                write_seen(run.folder, resolved.source)
+                write_seen(run.folder, resolved.source, resolved.inner)
     return run
 
 
@@ -133,7 +135,7 @@ def _pretrain(
     resolved: ResolvedRun, folder: Path, start: StartWeights | None, on_cluster: bool
 ) -> None:
     """Train with the technique's method, or export the initial weights if it has none."""
-    source, job = resolved.source, resolved.job(folder)
+    source, job = resolved.trained_on, resolved.job(folder)
     if start is not None and technique_named(resolved.technique).method is None:
         weights = {f"encoder.{name}": value for name, value in start.tensors.items()}
         encoder = resolved.settings.encoder
@@ -218,7 +220,9 @@ def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -
         with working(run, settings.execution.device, settings.execution.keep):
             if resolved.upstream is not None and seen_elsewhere(resolved.description):
                 keep_seen(resolved.upstream.folder, run.folder)  # which may go
-            launch(resolved.job(run.folder), on_ray=on_cluster, catalog=source)
+            if not take_kept(resolved, run.folder):
+                job = resolved.job(run.folder)
+                launch(job, on_ray=on_cluster, catalog=resolved.trained_on)
     _evaluate(run, source, usual_evaluation(source.task), settings, on_cluster=on_cluster)
     return run
 
@@ -228,7 +232,7 @@ def _require_ready(resolved: ResolvedRun, store: Path) -> None:
         require_weights(resolved.upstream)
     job = resolved.job(store)
     assert isinstance(job, TransferJob)
-    require_transferable(job, resolved.source)
+    require_transferable(job, resolved.trained_on)
 
 
 def evaluate_run(

@@ -11,12 +11,11 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.manifest_form import StatisticsForm
 from benchmd_ray.data.provenance import Provenance
 from benchmd_ray.errors import BenchmdError, is_name
 from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.files.integrity import Damaged
-from benchmd_ray.modality.signals import Signal, require_signal
+from benchmd_ray.modality.signals import require_signal
 from benchmd_ray.models.networks import network_source, taken_signal
 from benchmd_ray.runs.store import Run, open_run, working
 from benchmd_ray.schema.typed import Count, Name, checked, form_fault
@@ -29,6 +28,8 @@ from benchmd_ray.training.weights import (
     export_model,
     load_encoder,
     model_description,
+    require_one_model,
+    require_statistics,
 )
 
 REMEDY = "Export the run again."
@@ -65,7 +66,7 @@ class Trained(TypedDict):
 
 def trained_of(folder: Path) -> dict[str, Any]:
     """What an exported folder says of its run, validated."""
-    stated = model_description(folder).get("trained")
+    stated = require_one_model(folder).get("trained")
     if fault := form_fault(Trained, stated):
         why = f"trained: {fault}; it may have been written by an earlier version"
         raise Damaged(folder / CONFIG, why, REMEDY)
@@ -90,7 +91,7 @@ def import_exported(folder: Path, store: Path, source: Catalog) -> Run:
     except BenchmdError as error:
         raise Damaged(folder / CONFIG, f"encoder: {error}", REMEDY) from error
     require_signal(folder, signal, taken_signal(source.signal, encoder), source.path)
-    _require_statistics(description["statistics"], signal, folder)
+    require_statistics(description["statistics"], signal, folder)
     if (description["network_source"] or None) != network_source(encoder):
         raise BenchmdError(
             f"{folder} was exported with another source of the network {encoder.network} than is "
@@ -107,19 +108,6 @@ def import_exported(folder: Path, store: Path, source: Catalog) -> Run:
         with working(run, "cpu", "models"), torch.no_grad():
             export_model(run.folder, tensors, encoder, signal, description["statistics"])
     return run
-
-
-def _require_statistics(statistics: Any, signal: Signal, folder: Path) -> None:
-    """Refuse statistics that no training split has; None is for signals that need none."""
-    if statistics is None:
-        return
-    fault = form_fault(StatisticsForm, statistics)
-    if not fault and {len(statistics["mean"]), len(statistics["std"])} != {signal.input_shape[0]}:
-        fault = f"expected {signal.input_shape[0]} means and deviations, one of each channel"
-    if not fault and min(statistics["std"]) <= 0:
-        fault = f"a standard deviation is {min(statistics['std']):g}, expected above 0"
-    if fault:
-        raise Damaged(folder / CONFIG, f"statistics: {fault}", REMEDY)
 
 
 def _description(

@@ -9,14 +9,15 @@ from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.runs.places import backing_of, shown
-from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.ssl import BASELINES, SCRATCH
 from benchmd_ray.tuning.portfolio import FEWEST, Portfolio, SearchKind, learned
 from benchmd_ray.tuning.records import read_searches
 
 
 def search_kind(technique: str, setting: str, signal: Signal, metric: str) -> SearchKind:
     """Key of a search: searches with the same key can learn from each other."""
-    return SearchKind(len(signal.axes) - 1, technique != SCRATCH, setting.split("-")[0], metric)
+    kind = technique if technique in (SCRATCH, *BASELINES) else "pretrained"
+    return SearchKind(len(signal.axes) - 1, kind, setting.split("-")[0], metric)
 
 
 def learned_in(
@@ -43,7 +44,8 @@ def learned_in(
         say(f"skipped: {why}")
     kinds = {}
     for record in records:
-        if any(settings.get("tuned") for settings in record.settings):
+        starts = (settings for family in record.families for settings in family.settings)
+        if any(settings.get("tuned") for settings in starts):
             say(
                 f"skipped {record.name}: its start was tuned, perhaps on a dataset that will use "
                 "this portfolio."
@@ -54,9 +56,10 @@ def learned_in(
         except BenchmdError as error:
             say(f"skipped {record.name}: {error}")
             continue
-        kinds[record.name] = search_kind(
-            record.technique, record.setting, signal, record.objectives[0]
-        )
+        for family in record.families:
+            kinds[record.name, family.name] = search_kind(
+                family.technique, family.setting, signal, record.metric
+            )
     portfolio = learned(records, kinds)
     if not portfolio.candidates:
         raise BenchmdError(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.pooled import Pool, digests, members_of, splits_of
 from benchmd_ray.data.sizes import shuffle_rows, streams
 from benchmd_ray.errors import BenchmdError
@@ -32,19 +32,25 @@ from benchmd_ray.settings.definition import (
 )
 from benchmd_ray.ssl import NAMED, SCRATCH, method_source, protocol_encoder, technique_named
 from benchmd_ray.ssl.brought import published_card, technique_label
+from benchmd_ray.storage.location import Location
+from benchmd_ray.training.jobs import Fold
 
 
 def pretraining(
-    technique: str, source: Catalog, settings: Settings, start: StartWeights | None
+    technique: str,
+    source: Catalog,
+    settings: Settings,
+    start: StartWeights | None,
+    fold: Fold | None = None,
 ) -> ResolvedRun:
-    """Resolve a pretraining on a source, from external or from random weights."""
-    label = technique_label(technique)
+    """Resolve a pretraining on a source or a fold of it, from external or from random weights."""
+    label, inner = technique_label(technique), inner_of(fold, source)
     about: dict[str, Any] = {"kind": "pretrain", "technique": label, "setting": "pretrain"}
     if start is not None:
         whose = f"the technique {technique}"
         encoder = _adopted(settings.encoder, start.encoder, technique, whose)
         settings = replace(settings, encoder=encoder)
-    determinants = _determinants(settings, source, "pretrain") | {"technique": label}
+    determinants = _determinants(settings, source, "pretrain", inner) | {"technique": label}
     if len(members_of(source)) > 1:
         determinants["catalogs"] = sorted(digests(members_of(source)))
     method = technique_named(technique).method
@@ -56,35 +62,41 @@ def pretraining(
     if (code := method_source(technique)) is not None:
         determinants["method_source"] = code
     if method is None:  # nothing is trained or drawn
-        kept = ["stage", "encoder", "network_source", "catalog", "technique", "weights"]
+        kept = ["stage", "encoder", "network_source", "catalog", "fold", "technique", "weights"]
         used &= {"imagenet"}
         if technique_named(technique).network is not None:  # drawn, and fitted to records
             # Of a streaming feed the workers and the shuffle buffer decide which come first.
             kept += ["seed", *(["order"] if determinants["order"] else [])]
             used |= {"feed", "normalisation"}
-            about["pretrained_on"] = seen_by_pretraining(source)
+            about["pretrained_on"] = seen_by_pretraining(source, inner)
         determinants = {name: determinants[name] for name in kept if name in determinants}
     else:
-        about["pretrained_on"] = seen_by_pretraining(source)
+        about["pretrained_on"] = seen_by_pretraining(source, inner)
     determinants["parts"] = versions_of({*used, network_part(settings.encoder.network)})
     if technique.startswith(NAMED):
         about["published"] = published_card(technique).published
     if start is not None:
         about["weights"] = {"file": start.file, "skipped": start.skipped}
     name = f"pretrain-{source.signal.name}-{file_name(label)}"
-    description = _description(settings, source, about, determinants)
-    return ResolvedRun(settings, technique, source, None, name, description)
+    description = _description(settings, source, about | _stated(fold, inner), determinants)
+    return ResolvedRun(settings, technique, source, None, name, description, inner, _kept(fold))
 
 
-def transferring(source: Catalog, settings: Settings, pretrained: Run | None) -> ResolvedRun:
-    """Resolve a transfer to a source's labels, from a finished pretraining or random weights."""
+def transferring(
+    source: Catalog, settings: Settings, pretrained: Run | None, fold: Fold | None = None
+) -> ResolvedRun:
+    """Resolve a transfer to a source's labels, from a finished pretraining or random weights.
+
+    With ``fold`` it is trained on an inner catalog of the source.
+    """
+    inner = inner_of(fold, source)
     technique = SCRATCH if pretrained is None else str(pretrained.description["technique"])
     if pretrained is not None:
         encoder = updated(EncoderSettings(), pretrained.description["settings"]["encoder"])
         encoder = _adopted(settings.encoder, encoder, technique, pretrained.folder.name)
         settings = replace(settings, encoder=encoder)
-    settings = _settled(settings, source, pretrained)
-    determinants = _determinants(settings, source, "transfer") | {
+    settings = _settled(settings, source, pretrained, inner)
+    determinants = _determinants(settings, source, "transfer", inner) | {
         "upstream": None if pretrained is None else pretrained.model_sha256,
         "parts": versions_of(transfer_parts(settings)),
     }
@@ -93,6 +105,8 @@ def transferring(source: Catalog, settings: Settings, pretrained: Run | None) ->
         del stated["normalisation"]  # names of before it could be set
     if mode != "knn":
         del stated["neighbours"]
+    if not settings.transfer.head_width:  # a linear head, or not read
+        del stated["hidden"]
     if mode != "linear" or settings.transfer.solver == "adamw":
         del stated["solver"]
     else:  # solved, not trained by steps
@@ -118,9 +132,35 @@ def transferring(source: Catalog, settings: Settings, pretrained: Run | None) ->
         if "published" in pretrained.description:
             where = f"{pretrained.folder.name}/{RUN}, published"
             about["published"] = checked_published(pretrained.description["published"], where)
+    about |= _stated(fold, inner)
     description = _description(settings, source, about, determinants, pretrained=pretrained)
     name = f"transfer-{source.signal.name}-{file_name(technique)}-{setting}"
-    return ResolvedRun(settings, technique, source, pretrained, name, description)
+    kept = _kept(fold)
+    return ResolvedRun(settings, technique, source, pretrained, name, description, inner, kept)
+
+
+def inner_of(fold: Fold | None, source: Catalog) -> Catalog | None:
+    """The inner catalog of a fold, which must be cut from the source; None without a fold."""
+    if fold is None:
+        return None
+    inner = open_catalog(fold.catalog.resolve())
+    if inner.manifest.get("inner_of") != source.digest:
+        raise BenchmdError(
+            f"{inner.path} is not an inner catalog of {source.path}, on which this fold run is to "
+            "be scored: name one that a search of that catalog has written."
+        )
+    return inner
+
+
+def _stated(fold: Fold | None, inner: Catalog | None) -> dict[str, Any]:
+    """What ``run.json`` states of a fold; nothing about the search, since several may share it."""
+    if fold is None or inner is None:
+        return {}
+    return {"fold": {"evaluation": fold.evaluation, "inner": inner.digest}}
+
+
+def _kept(fold: Fold | None) -> Location | None:
+    return None if fold is None else fold.model
 
 
 def transfer_parts(settings: Settings) -> set[str]:
@@ -148,8 +188,8 @@ def finished_upstream(folder: Path, source: Catalog) -> Run:
     return run
 
 
-def seen_by_pretraining(source: Catalog) -> list[dict[str, Any]]:
-    """What an encoder sees of each dataset that it is pretrained on."""
+def seen_by_pretraining(source: Catalog, inner: Catalog | None = None) -> list[dict[str, Any]]:
+    """What an encoder sees of each dataset that it is pretrained on; of a fold, its training."""
     return [
         {
             "dataset": member.dataset,
@@ -158,7 +198,7 @@ def seen_by_pretraining(source: Catalog) -> list[dict[str, Any]]:
             "provenance": member.provenance,
             **{
                 name: sum(
-                    int(member.manifest["splits"][split].get(name, 0))
+                    int((inner or member).manifest["splits"][split].get(name, 0))
                     for split in splits_of(member)
                 )
                 for name in ("records", "patients")
@@ -180,10 +220,14 @@ def pretrained_on(pretrained: Run) -> list[dict[str, Any]]:
     return [{**stated, "catalog": about["determinants"]["catalog"]}]
 
 
-def _settled(settings: Settings, source: Catalog, pretrained: Run | None) -> Settings:
+def _settled(
+    settings: Settings, source: Catalog, pretrained: Run | None, inner: Catalog | None
+) -> Settings:
     """Settings of a transfer whose patches and normalisation are stated by what has an effect."""
     transfer = settings.transfer
-    if pretrained is None or pretrained.description["determinants"]["catalog"] == source.digest:
+    above = {} if pretrained is None else pretrained.description["determinants"]
+    on_same = above.get("fold", above.get("catalog")) == (inner or source).digest
+    if pretrained is None or on_same:
         return replace(settings, transfer=replace(transfer, normalisation="catalog"))
     if not source.signal.by_statistics:
         settings = replace(settings, transfer=replace(transfer, normalisation="catalog"))
@@ -218,7 +262,9 @@ def file_name(technique: str) -> str:
     return re.sub("[^A-Za-z0-9.]+", "-", technique)
 
 
-def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, Any]:
+def _determinants(
+    settings: Settings, source: Catalog, stage: str, inner: Catalog | None
+) -> dict[str, Any]:
     """Everything that determines a run's result.
 
     The number of workers, the engine and the ZeRO stage are excluded: they change only rounding and
@@ -232,9 +278,10 @@ def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, 
         "encoder": everything["encoder"],
         stage: everything[stage],
         "precision": execution.precision,
-        "order": _order(source, execution),
+        "order": _order(inner or source, execution),
         "seed": settings.seed,
         "catalog": source.digest,
+        **({} if inner is None else {"fold": inner.digest}),
     }
 
 
@@ -258,7 +305,7 @@ def _description(
     if pretrained is not None:  # both have the same start, or the transfer has none
         decisive.append(settings_among(pretrained.description["determinants"]))
     elsewhere = {entry["catalog"] for entry in about.get("pretrained_on", ())} - {source.digest}
-    follows = about["kind"] == "pretrain" or not elsewhere
+    follows = "fold" not in about and (about["kind"] == "pretrain" or not elsewhere)
     # The run may be evaluated on another machine, so the device is only recorded in the history.
     device = everything["execution"]["device"]
     everything["execution"]["device"] = "auto"

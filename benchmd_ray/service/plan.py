@@ -28,6 +28,7 @@ from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES
 from benchmd_ray.ssl.brought import absence, technique_label
 from benchmd_ray.storage.location import Location
+from benchmd_ray.training.jobs import Fold
 
 PAYS = 0.7
 """Share of the throughput of parallel single-worker runs that one run with several workers should
@@ -74,6 +75,8 @@ class Item:
     """Estimated additional bytes while it runs: its checkpoints."""
     also: tuple[Location, ...] = ()
     """Catalogs of other datasets that an evaluation reads."""
+    fold: Fold | None = None
+    """What the run of a fold is trained on; None for runs on all labels."""
     resolved: ResolvedRun | None = field(default=None, repr=False)
     """The resolved run, once the run that it starts from is finished."""
 

@@ -15,6 +15,7 @@ from benchmd_ray.data.pooled import members_of
 from benchmd_ray.runs.files import RUN
 from benchmd_ray.runs.store import Run, read_run, run_folder
 from benchmd_ray.settings.definition import Settings
+from benchmd_ray.storage.location import Location
 from benchmd_ray.training.jobs import SHARED, PretrainJob, TransferJob
 
 
@@ -25,7 +26,7 @@ class ResolvedRun:
     settings: Settings
     technique: str
     source: Catalog
-    """Catalog that it is trained on."""
+    """Catalog of its source; a transfer is scored on it."""
     upstream: Run | None
     """Finished pretraining that a transfer starts from; None starts from random weights."""
     name: str
@@ -34,6 +35,14 @@ class ResolvedRun:
     """Content of ``run.json``; its determinants, including versions of code parts, name the
     folder.
     """
+    inner: Catalog | None = None
+    """Inner catalog of the source that a fold run is trained on."""
+    kept: Location | None = None
+    """Folder with weights that a search kept of this training, see `Fold.model`."""
+
+    @property
+    def trained_on(self) -> Catalog:
+        return self.inner or self.source
 
     def run(self, store: Path) -> Run:
         """Its run in a store; the folder need not exist."""
@@ -42,12 +51,12 @@ class ResolvedRun:
 
     def job(self, folder: Path) -> PretrainJob | TransferJob:
         if self.description["kind"] == "pretrain":
-            paths = [catalog.path for catalog in members_of(self.source)]
+            paths = [catalog.path for catalog in members_of(self.trained_on)]
             more = tuple(paths[1:])
             return PretrainJob(self.settings, self.technique, paths[0], folder, more=more)
         upstream = None if self.upstream is None else self.upstream.folder
         features = SHARED if self.settings.transfer.freezes else None
-        return TransferJob(self.settings, self.source.path, folder, upstream, features)
+        return TransferJob(self.settings, self.trained_on.path, folder, upstream, features)
 
 
 def resolve_settings(settings: Settings, *, gpu: bool) -> Settings:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from benchmd_ray.cluster.connection import require_shared
 from benchmd_ray.console.interrupts import Stopping
 from benchmd_ray.console.progress import Display, board
 from benchmd_ray.console.repeating import repeating
-from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import BenchmdError, Transient, count_of
 from benchmd_ray.files.atomic import locked, remove
@@ -25,23 +25,32 @@ from benchmd_ray.runs.places import location_of
 from benchmd_ray.runs.store import read_run, shown
 from benchmd_ray.schema.typed import Finite
 from benchmd_ray.service.logged import LoggedSearch
-from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, inner_digest, of_splits
+from benchmd_ray.service.searches import SearchPlan, Tuning, family_stage
 from benchmd_ray.service.trial_place import Room, longest
 from benchmd_ray.settings.definition import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder
-from benchmd_ray.tuning.confirm import Decision, SamplingVariance
-from benchmd_ray.tuning.known import Trial
+from benchmd_ray.storage.location import Location
+from benchmd_ray.training.jobs import Fold
+from benchmd_ray.tuning.families import Family, by_name
+from benchmd_ray.tuning.ladder import START, steps_within
 from benchmd_ray.tuning.limits import Limits
-from benchmd_ray.tuning.racing import steps_within
 from benchmd_ray.tuning.records import STATES, read_plan, read_trials
-from benchmd_ray.tuning.sampling import sampled
 from benchmd_ray.tuning.search import search
-from benchmd_ray.tuning.stages import Arm, TrialContext
+from benchmd_ray.tuning.stages import Arm, FamilyWork, TrialContext
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial_files import MOST_SECONDS, TRIALS, leave_only
+from benchmd_ray.tuning.trial_files import (
+    KEPT,
+    MODELS,
+    MOST_SECONDS,
+    TRIALS,
+    job_name,
+    keep_best,
+    leave_only,
+)
+from benchmd_ray.tuning.trials import Trial, best_of_families
 from benchmd_ray.tuning.written import (
-    SearchOutcome,
     best_settings,
+    folds,
     trial_row,
     write_result,
     write_trials,
@@ -52,7 +61,7 @@ class TrialObserver(Protocol):
     """Is notified of trials; see `service.tracked.TrackedSearch`."""
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
-        """A trial ended."""
+        """A trial ended, or has more evaluations."""
         pass
 
     def closed(self) -> None:
@@ -65,14 +74,33 @@ class Searched:
     plan: SearchPlan
     folder: Path
     trials: tuple[Trial, ...]
-    chosen: SearchOutcome | None
-    """The choice; None if there is nothing to choose from."""
+    chosen: Trial | None
+    """The choice, which may be the start; None if there is nothing to choose from."""
     changes: Mapping[str, Any]
-    """Chosen settings that differ from the fixed protocol, by group."""
+    """Settings of the choice that differ from the fixed protocol, by group."""
+    optimism: float | None
+    """By how much the score of the choice is too high for having been the highest."""
     device_hours: float
     device: str
-    undecided: bool = False
-    """Whether the budget ended before all evaluations of the finalists."""
+    catalogs: Mapping[int, Sequence[Location]]
+    """Inner catalogs of each evaluation whose models are averaged, by source."""
+    kept: Location
+    """The search's folder on the storage of its trials, with the weights that it kept."""
+
+    def family_of(self, number: int) -> Family:
+        """Family of a trial."""
+        return by_name(self.plan.families)[self.trials[number].family]
+
+    def folds_of(self, number: int) -> dict[str, list[Fold]]:
+        """Folds of a trial's models that are averaged, by source."""
+        sources = self.plan.sources
+        folds: dict[str, list[Fold]] = {source.name: [] for source in sources}
+        for evaluation, catalogs in self.catalogs.items():
+            models = self.kept / MODELS / job_name(number, evaluation)
+            for place, (source, catalog) in enumerate(zip(sources, catalogs, strict=True), 1):
+                model = models / str(place) if len(sources) > 1 else models
+                folds[source.name].append(Fold(evaluation, catalog, model))
+        return folds
 
     @property
     def lines(self) -> list[str]:
@@ -86,7 +114,7 @@ class Searched:
         ]
         failed = [trial for trial in self.trials if trial.state == "failed"]
         lines += [f"    trial {trial.number} failed: {trial.reason}" for trial in failed]
-        if failed and failed[0].number == 0 and self.plan.method.choosing == "confirmed":
+        if failed and failed[0].number == START:
             return [
                 *lines,
                 "    the start failed, so no trial can be compared with it: fix the cause, and "
@@ -94,39 +122,31 @@ class Searched:
             ]
         if self.chosen is None:
             return [*lines, "    no trial has a score yet, so there is nothing to choose"]
-        lines += self._choice(self.chosen)
-        return [*lines, f"    written: {shown(self.folder)}"]
+        return [*lines, *self._choice(self.chosen), f"    written: {shown(self.folder)}"]
 
-    def _choice(self, chosen: SearchOutcome) -> list[str]:
-        name, best, decision = self.plan.metric.upper(), chosen.trial, chosen.decision
-        values = [f"        {name}: {value}" for name, value in best.values.items()]
-        if self.plan.method.choosing == "highest":
-            first = self.trials[0]
-            began = f"; the start had {first.score:.4f}" if first.evaluations else ""
-            score = f"{name} {best.score:.4f} on the search's validation records"
-            return [f"    highest: trial {best.number}, {score}{began}", *values]
-        if decision is None:
-            why = "no trial is above it" if len(self.trials) > 1 else "there is no other trial"
-            if any(trial.tested for trial in self.trials):
-                why = "the trials compared with it failed"
-            if self.undecided:
-                why = "the rest of the budget is too small to compare a trial with it again"
-            return [f"    it keeps the start: {why}"]
-        finalists = [
-            f"    trial {finalist.number}: {name} {finalist.difference:+.4f} to the start's "
-            f"{decision.start:.4f} over fresh evaluations, lower bound {finalist.low:+.4f}"
-            for finalist in decision.finalists
-        ]
-        if not best.number:
-            more = ", and the budget ended before all evaluations: a larger budget continues them"
-            return [
-                *finalists,
-                "    it keeps the start: no lower bound is above 0" + more * self.undecided,
+    def _choice(self, best: Trial) -> list[str]:
+        name, start = self.plan.metric.upper(), self.trials[START]
+        lines = []
+        if len(self.plan.families) > 1:
+            lines = [
+                f"    best of {trial.family}: trial {trial.number}, {name} {trial.score:.4f}"
+                for trial in best_of_families(self.trials)
             ]
+        evaluations = count_of(len(best.evaluations), "evaluation")
+        if best.number == START:
+            return [
+                *lines,
+                f"    it keeps the start ({start.family}), {name} {start.score:.4f} over "
+                f"{evaluations}: no trial with as many is above it",
+            ]
+        too_high = "" if self.optimism is None else f", by about {self.optimism:.3f}"
         return [
-            *finalists,
-            f"    chosen: trial {best.number}, {name} {decision.expected:.4f} expected",
-            *values,
+            *lines,
+            f"    chosen: trial {best.number} ({best.family}), {name} {best.score:.4f} over "
+            f"{evaluations}; the start ({start.family}) has {start.score:.4f}",
+            f"    {best.score:.4f} is too high for having been the highest{too_high}; the report "
+            "has scores on records that no search saw",
+            *(f"        {setting}: {value}" for setting, value in best.values.items()),
         ]
 
 
@@ -141,11 +161,13 @@ class Session:
     tuning: Tuning
     plan: SearchPlan
     store: Path
-    arms: tuple[Arm, ...]
-    inner: Sequence[Inner]
+    arms: Mapping[str, tuple[Arm, ...]]
+    """Arms of each family by its name."""
+    inner: Callable[[int], Sequence[Catalog]]
+    """The inner catalogs of an evaluation, one for each source; written unless they exist."""
     room: Room
     memory: int | None
-    """Bytes that a trial may allocate; None sets no limit."""
+    """Bytes that a job may allocate; None sets no limit."""
     stop: Stopping
     observer: TrialObserver | None
     say: Callable[[str], None]
@@ -154,26 +176,26 @@ class Session:
     """Raises an error if another process works on this search."""
 
     def __post_init__(self) -> None:
-        plan, arms = self.plan, self.arms
+        plan = self.plan
         self.folder = self.store / SEARCHES / plan.name
         self.place = self.room.place
+        families = {}
+        for family in plan.families:
+            arms, stage = self.arms[family.name], family_stage(family)
+            several = len(arms) > 1
+            steps = range(1, len(arms)) if several else steps_within(longest(family))
+            families[family.name] = FamilyWork(family.technique, stage, arms, tuple(steps))
         self.work = TrialContext(
-            technique=plan.technique,
-            stage=plan.stage,
-            arms=arms,
+            families=families,
             folder=location_of(self.store) / SEARCHES / plan.name,
-            rungs=tuple(range(1, len(arms))) if len(arms) > 1 else steps_within(longest(plan)),
             cpus=max(1, int(self.place.cpus / self.place.workers)),
             memory_bytes=self.memory,
             metric=plan.metric,
-            fresh_from=plan.method.fresh[0],
         )
         self.clock = _Worked(self.folder)
         self._swept = time.monotonic()
-        self._notified: dict[int, str] = {}
-        """State of each trial that observers know."""
-        self._sampled: dict[tuple[int, tuple[int, ...]], SamplingVariance | None] = {}
-        """What is due to the patients, by trial and evaluations."""
+        self._notified: dict[int, tuple[str, int]] = {}
+        """State and evaluations of each trial that observers know."""
 
     def run(self, *, quiet: bool) -> Searched:
         """Search until the budget is used or a signal comes."""
@@ -195,7 +217,7 @@ class Session:
             self.alone()  # files that other sessions left behind are removed now
             with self._working(), repeating(self.clock.note, SWEEP_SECONDS):
                 try:
-                    search(self.work, limits, lambda number: self._ended(limits, number))
+                    search(self.work, limits, lambda number: self._ended(limits, number), self._at)
                 except BaseException:
                     with suppress(
                         Exception
@@ -206,28 +228,35 @@ class Session:
                 self._tidy(study)
         device = "GPU" if self.place.gpus else "CPU"
         changes: Mapping[str, Any] = {}
+        catalogs: Mapping[int, Sequence[Location]] = {}
         if chosen is not None:
-            changes = best_settings(folder, self.work, self._bases, chosen.trial)
+            changes = best_settings(folder, self.work, self._bases[chosen.family], chosen)
+            catalogs = {evaluation: self._at(evaluation) for evaluation in folds(chosen)}
         return Searched(
             plan,
             folder,
             tuple(study.trials()),
             chosen,
             changes,
+            study.optimism(),
             limits.device_hours,
             device,
-            study.undecided(self.tuning.budget.numbers),
+            catalogs,
+            self.work.folder,
         )
+
+    def _at(self, evaluation: int) -> list[Location]:
+        """Where the inner catalogs of an evaluation are."""
+        return [catalog.path for catalog in self.inner(evaluation)]
 
     def _opened_study(self) -> Study:
         """Open the journal of the search with the trials of earlier sessions."""
         plan, folder = self.plan, self.work.folder
         path = folder / ("study.log" if isinstance(folder, Path) else "journal")
-        first = [settings.values for settings in plan.portfolio]
-        study = Study(path, plan.space, plan.method, self.place.devices, first)
-        study.judge = partial(self._decision, study)
+        first = [(settings.family, settings.values) for settings in plan.portfolio]
+        study = Study(path, plan.families, plan.method, self.place.devices, first)
         self._require_whole(study)
-        self._notified = {trial.number: trial.state for trial in study.trials()}
+        self._notified = {t.number: (t.state, len(t.evaluations)) for t in study.trials()}
         if study.begun:
             self.say(
                 f"{plan.name}: continues, {count_of(study.begun, 'trial')} were started before"
@@ -242,20 +271,20 @@ class Session:
             return nullcontext()
         return locked(self.work.local / "locks" / "search", f"the search {self.plan.name}")
 
-    def _note(self, limits: Limits) -> SearchOutcome | None:
+    def _note(self, limits: Limits) -> Trial | None:
         """Write the trials and, once it is decided, the choice."""
         limits.look()
-        decision = limits.study.judge()
-        write_trials(self.folder, limits.study, self.work, decision)
-        chosen = None if self._to_be_settled(limits) else self._result(limits, decision)
+        write_trials(self.folder, limits.study, self.work)
+        is_interrupted = bool(self.stop.number) or limits.trouble is not None
+        chosen = None if is_interrupted else self._result(limits.study)
         for trial in limits.study.trials():
             if trial.state == "stopped":
                 self._notify(trial)
         return chosen
 
     def _tidy(self, study: Study) -> None:
-        """Remove the files of finished trials."""
-        unfinished = [job.number for job in study.unfinished()]
+        """Remove the files of finished jobs."""
+        unfinished = study.unfinished()
         with suppress(Transient, OSError):  # if a process is still ending, the next session does it
             self.alone()
             leave_only(self.work.folder, unfinished)
@@ -273,13 +302,13 @@ class Session:
         if isinstance(self.work.folder, Path) or self.place.workers > 1:
             self.work.local.mkdir(parents=True, exist_ok=True)
             require_shared(self.work.local)
-        path = self.folder / SEARCH
+        path, inner = self.folder / SEARCH, self.inner(0)
         if not path.is_file():
-            write_hashed_json(path, self.plan.describe(self.inner))
+            write_hashed_json(path, self.plan.describe(inner))
             return
         # Only the plan: everything else follows from the journal and is written again.
         digests = [source["inner"] for source in read_plan(self.folder)["sources"]]
-        if digests != [inner_digest(catalogs) for catalogs in self.inner]:
+        if digests != [catalog.digest for catalog in inner]:
             raise BenchmdError(
                 f"{shown(self.folder)} was started on other records than an inner catalog has now: "
                 "its trials cannot be compared with new ones. Remove that folder to start over."
@@ -300,78 +329,64 @@ class Session:
             )
 
     def _ended(self, limits: Limits, number: int) -> None:
-        """Write the trials, and notify observers of one that ended."""
-        write_trials(self.folder, limits.study, self.work, None)
+        """Write the trials, and notify observers of one that has more evaluations or ended."""
+        study = limits.study
+        write_trials(self.folder, study, self.work)
         self.clock.note()
+        keep_best(self.work.folder, [START, *study.leading(KEPT)])
         if time.monotonic() > self._swept + SWEEP_SECONDS and self.work.folder != self.folder:
             self._swept = time.monotonic()
             with suppress(Transient, OSError):  # it is repeated at the end
                 self.alone()
-                leave_only(self.work.folder, [job.number for job in limits.study.unfinished()])
-        trial = limits.study.trials()[number]
-        if trial.state in ("complete", "failed"):
-            self._notify(trial)  # a stopped trial may get more evaluations until the race ends
+                leave_only(self.work.folder, study.unfinished())
+        trial = study.trials()[number]
+        if trial.state != "stopped":  # told at the end of the session
+            self._notify(trial)
 
     def _notify(self, trial: Trial) -> None:
-        """Notify log and observer of a trial, once per state."""
-        if self._notified.get(trial.number) == trial.state:
+        """Notify log and observer of a trial, once per state and number of evaluations."""
+        reached = trial.state, len(trial.evaluations)
+        if self._notified.get(trial.number) == reached:
             return
-        self._notified[trial.number] = trial.state
+        self._notified[trial.number] = reached
         row = trial_row(trial, self.work)
         self.log.trial_ended(self.plan.name, row)
         if self.observer is not None:
+            family = next(f for f in self.plan.families if f.name == trial.family)
             about = {
-                "technique": self.plan.technique,
-                "setting": self.plan.setting,
-                "modality": ", ".join(arm.modality for arm in self.work.arms),
+                "technique": family.technique,
+                "setting": family.setting,
+                "modality": ", ".join(arm.modality for arm in self.arms[trial.family]),
                 "provenance": self._provenance,
             }
             self.observer.trial_ended(self.plan.name, about, row)
 
     @cached_property
     def _provenance(self) -> str:
-        inner = (next(iter(arm.catalogs.values())) for arm in self.work.arms)
-        return together(*(open_catalog(path).provenance for path in inner))
+        return together(*(catalog.provenance for catalog in self.inner(0)))
 
     @property
-    def _bases(self) -> list[Settings]:
-        return [
-            default_settings(source.kind, protocol_encoder(self.plan.technique))
-            for source in self.plan.sources
-        ]
+    def _bases(self) -> dict[str, list[Settings]]:
+        """The fixed protocol of each family's technique, by source."""
+        return {
+            family.name: [
+                default_settings(source.kind, protocol_encoder(family.technique))
+                for source in self.plan.sources
+            ]
+            for family in self.plan.families
+        }
 
-    def _decision(self, study: Study) -> Decision | None:
-        """Decision from the fresh evaluations of start and finalists."""
-        confirmed = study.confirmed()
-        start = confirmed.get(0, {})
-        sampling = {}
-        for number, scores in confirmed.items():
-            common = tuple(evaluation for evaluation in scores if evaluation in start)
-            if number and common and len(self.work.arms) == 1:
-                if (number, common) not in self._sampled:
-                    variance = sampled(self.work, self.inner[0], number, common)
-                    self._sampled[number, common] = variance
-                if (variance := self._sampled[number, common]) is not None:
-                    sampling[number] = variance
-        return study.decision(_ratio(self.inner), sampling)
-
-    def _to_be_settled(self, limits: Limits) -> bool:
-        """Whether the choice is left to the next session; an earlier choice stays until then."""
-        interrupted = bool(self.stop.number) or limits.trouble is not None
-        return interrupted and self.plan.method.choosing == "confirmed"
-
-    def _result(self, limits: Limits, decision: Decision | None) -> SearchOutcome | None:
-        names = [arm.upstream.name for arm in self.work.arms if arm.upstream is not None]
-        upstream = [read_run(self.store / name) for name in names]
-        shared = sum(float(run.done.get("seconds", 0.0)) for run in upstream)
+    def _result(self, study: Study) -> Trial | None:
+        upstream = {
+            arm.upstream.name: None
+            for arms in self.arms.values()
+            for arm in arms
+            if arm.upstream is not None
+        }
+        runs = [read_run(self.store / name) for name in upstream]
+        shared = sum(float(run.done.get("seconds", 0.0)) for run in runs)
         spent = {"seconds": self.clock.note(), "shared_seconds": shared}
-        return write_result(self.folder, limits, self.work, self._bases, spent, decision)
-
-
-def _ratio(inner: Sequence[Inner]) -> float:
-    """Ratio of validation to training patients of an evaluation, mean over sources."""
-    counts = [of_splits(catalogs[0], "patients") for catalogs in inner]
-    return sum(patients["validation"] / patients["train"] for patients in counts) / len(counts)
+        return write_result(self.folder, study, self.work, self._bases, spent)
 
 
 class _Worked:

@@ -1,56 +1,52 @@
-"""Plan searches for a choice: what each varies, where it starts and its name."""
+"""Plan searches for a choice: their families, what each varies, where it starts and its name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.inner import seen_splits, splits_seen
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.inner import Labelled, splits_seen
 from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.data.pooled import digests, members_of, open_pretraining
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.evaluation.registry import built_in_space
+from benchmd_ray.evaluation.registry import USUAL, built_in_space
 from benchmd_ray.extensions.parts import versions_of
 from benchmd_ray.files.atomic import digest
 from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.models.encoder import NETWORKS, require_fitting
 from benchmd_ray.models.networks import network_part, network_source
-from benchmd_ray.scores.support import TEST_PATIENTS
 from benchmd_ray.service.choice import (
-    ALL_TECHNIQUES,
     Choice,
     chosen_datasets,
     require_known,
     technique_settings,
     with_setting,
 )
+from benchmd_ray.service.cost import Inputs, labelled_rows
 from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.learning import search_kind
 from benchmd_ray.service.naming import file_name, transfer_parts
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.resolved import resolve_settings
-from benchmd_ray.settings.definition import (
-    EncoderSettings,
-    Settings,
-    TransferSettings,
-    as_dict,
-)
+from benchmd_ray.service.steps import pretrain_step, transfer_step
+from benchmd_ray.settings.definition import EncoderSettings, ExecutionSettings, Settings, as_dict
 from benchmd_ray.ssl import BASELINES, SCRATCH, method_source, technique_named
+from benchmd_ray.ssl.brought import at_hand, own_encoder
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.parameters import NETWORK
 from benchmd_ray.tuning.portfolio import Portfolio, PortfolioSettings, chosen_settings
-from benchmd_ray.tuning.racing import usual_evaluations
 from benchmd_ray.tuning.records import FORMAT
 from benchmd_ray.tuning.spaces import PRETRAIN, SETTINGS, Space, shared, space_for, starting_at
 from benchmd_ray.tuning.stages import Stage, stage_of, with_linear
 
-Inner = Mapping[int, Catalog]
-"""Inner catalogs of a source by number of the evaluation."""
+MODES = ("linear", "knn", "finetune")
+"""Ways of transfer that a search tries, unless settings are named."""
 
 
 @dataclass(frozen=True)
@@ -58,101 +54,69 @@ class Tuning:
     """The user's request to ``benchmd tune``."""
 
     choice: Choice
-    """Catalogs, modalities, techniques, initial settings, seeds. The first seed is used for trials;
-    the transfer settings are ignored.
+    """Catalogs, modalities, the benchmark's start, changes of settings, seeds. The first seed is
+    used for trials; techniques and transfer settings are those of the start.
     """
-    searched: tuple[str, ...] = ("linear",)
-    """Settings of `SETTINGS`, one search each."""
+    techniques: tuple[str, ...] = ()
+    """Techniques that are searched; empty: all that fit the signal and whose weights are here."""
+    searched: tuple[str, ...] = ()
+    """Settings of `SETTINGS` that are searched, of equal labels; empty: all `MODES` that a
+    technique allows, with all labels."""
     space: Path | None = None
-    """YAML file of the user's own search space."""
+    """YAML file of the user's own search space, of the family that a search starts from."""
     held: tuple[str, ...] = ()
-    """Settings of the space that stay fixed."""
+    """Settings of the spaces that stay fixed."""
     method: Method = field(default_factory=Method)
-    """How trials are proposed, stopped and chosen; ``universal`` is one search over all
-    modalities.
-    """
-    evaluations: int | None = None
-    """Evaluations of a trial that is not stopped; None: by the size of the data
-    (`tuning.racing`).
-    """
+    """How trials are proposed and chosen; ``universal`` is one search over all modalities."""
     portfolio: Portfolio = field(default_factory=Portfolio)
     """Portfolio from which each search takes settings learned on other datasets."""
     budget: Budget = field(default_factory=Budget)
     """Budget of each search."""
+    single: bool = False
+    """Whether start and choice are also trained on all labels, once for each seed."""
     at_once: int | None = None
-    """Trials running at the same time; None runs as many as fit."""
+    """Jobs running at the same time; None runs as many as fit."""
     memory_gib: float | None = None
-    """Memory that a trial may allocate; None divides an embedded machine's memory among trials."""
-
-    def __post_init__(self) -> None:
-        if self.choice.chosen_start.setting is not None:
-            replace(self.choice, settings=self.searched)  # raises the same errors as its runs would
+    """Memory that a job may allocate; None divides an embedded machine's memory among them."""
 
 
 @dataclass(frozen=True)
 class SearchPlan:
-    technique: str
-    setting: str
-    """One of `SETTINGS`."""
+    families: tuple[Family, ...]
+    """The first one's start is that of the search; the others follow by cost, cheapest first."""
     sources: tuple[PlannedDataset, ...]
     """One source, or several that share their settings."""
-    starts: tuple[Settings, ...]
-    """Settings of the first trial for each source, with device and precision resolved."""
-    space: Space
     method: Method
     portfolio: tuple[PortfolioSettings, ...] = ()
-    """Settings that are tried right after the start."""
-    pretrained_on: tuple[str, ...] = ()
-    """Digests of the catalogs that all trials' pretraining is on, if not the source's own."""
-
-    @property
-    def stage(self) -> Stage:
-        """The training stage that is searched: pretraining or transfer."""
-        return stage_of(self.setting)
+    """Settings that are tried right after the families' starts."""
+    related: tuple[PlannedDataset, ...] = ()
+    """Targets of a source's origin: the search sees none of the patients scored there."""
+    notes: tuple[str, ...] = ()
+    """Why families are not searched."""
 
     @property
     def determinants(self) -> dict[str, Any]:
         """What determines the search, except its budget, which may be extended."""
-        parts = ("encoder", "pretrain", "transfer", "seed")
-        starts = [as_dict(settings) for settings in self.starts]
-        for start in starts:
-            for name in ("solver", "normalisation"):  # names of before these could be set
-                if start["transfer"][name] == getattr(TransferSettings(), name):
-                    del start["transfer"][name]
         return {
-            "technique": self.technique,
-            "method_source": None if self.technique == SCRATCH else method_source(self.technique),
+            "families": [_determinants(family) for family in self.families],
             "parts": versions_of(self._parts),
-            "network_source": [network_source(encoder) for encoder in self._networks],
-            "setting": self.setting,
             "catalogs": [source.digest for source in self.sources],
-            "starts": [{name: start[name] for name in parts} for start in starts],
-            "precision": [settings.execution.precision for settings in self.starts],
-            "space": self.space.as_dict(),
             "method": vars(self.method),
             "portfolio": [asdict(settings) for settings in self.portfolio],
-            **({"pretrained_on": self.pretrained_on} if self.pretrained_on else {}),
+            "related": sorted(str(target.digest) for target in self.related),
         }
 
     @property
     def _parts(self) -> set[str]:
-        searched = [p.values for p in self.space.parameters if p.name == NETWORK]
-        used = {network_part(str(name)) for names in searched for name in names}
-        for settings in self.starts:
-            used |= transfer_parts(settings) | {"augmentation", "inner splits", "search"}
-        if self.technique != SCRATCH:
-            used |= {"pretraining", str(technique_named(self.technique).method)}
+        used = {"augmentation", "inner splits", "search"}
+        for family in self.families:
+            searched = [p.values for p in family.space.parameters if p.name == NETWORK]
+            used |= {network_part(str(name)) for names in searched for name in names}
+            used |= {part for start in family.settings for part in transfer_parts(start)}
+            if family.technique != SCRATCH:
+                method = technique_named(family.technique).method
+                used |= {"pretraining", *([] if method is None else [method])}
         return used
-
-    @property
-    def _networks(self) -> list[EncoderSettings]:
-        """Encoders of the starts, and one for each custom network in the space."""
-        searched = (p.values for p in self.space.parameters if p.name == NETWORK)
-        names = [name for values in searched for name in values if name not in NETWORKS]
-        return [
-            *(settings.encoder for settings in self.starts),
-            *(EncoderSettings(network=name) for name in names),
-        ]
 
     @property
     def metric(self) -> str:
@@ -163,64 +127,115 @@ class SearchPlan:
     def name(self) -> str:
         """Name of its folder: a readable part and a hash of its determinants."""
         where = "universal" if self.method.universal else self.sources[0].kind.signal.name
-        what = f"{file_name(self.technique)}-{self.setting}"
+        family, *others = self.families
+        what = f"{file_name(family.technique)}-{family.setting}"
+        if others:
+            _, _, labels = family.setting.partition("-")
+            what = f"{len(self.families)}-families-{labels or 'full'}"
         return f"tune-{where}-{what}-{digest(self.determinants)[:12]}"
 
     @property
-    def evaluations(self) -> tuple[int, ...]:
-        """Numbers of all evaluations that a trial can get."""
-        fresh = () if self.method.choosing == "highest" else self.method.fresh
-        return (*range(self.method.evaluations), *fresh)
+    def labelled(self) -> Labelled | None:
+        """The labels that a search of a few-label setting uses; None for all."""
+        return labels_of(self.families[0].settings[0])
 
-    def describe(self, inner: Sequence[Inner]) -> dict[str, Any]:
-        """Content of ``search.json``, with the inner catalogs of each source."""
+    def describe(self, inner: Sequence[Catalog]) -> dict[str, Any]:
+        """Content of ``search.json``, with the first inner catalog of each source."""
         return {
             "format": FORMAT,
-            "technique": self.technique,
-            "setting": self.setting,
+            "families": [
+                {
+                    "technique": family.technique,
+                    "setting": family.setting,
+                    "space": family.space.as_dict(),
+                    "settings": [as_dict(settings) for settings in family.settings],
+                }
+                for family in self.families
+            ],
             "sources": [
                 {
                     "modality": source.modality,
                     "source": source.name,
                     "policy": source.policy,
                     "catalog": source.digest,
-                    "inner": inner_digest(catalogs),
-                    "records": of_splits(catalogs[0], "records"),
-                    "patients": of_splits(catalogs[0], "patients"),
+                    "inner": catalog.digest,
+                    "records": of_splits(catalog, "records"),
+                    "patients": of_splits(catalog, "patients"),
                 }
-                for source, catalogs in zip(self.sources, inner, strict=True)
+                for source, catalog in zip(self.sources, inner, strict=True)
             ],
-            "objectives": [self.metric, *(["device_hours"] if self.method.cost else [])],
+            "metric": self.metric,
             "sampler": self.method.sampler,
-            "stopping": self.method.stopping,
-            "evaluations": self.method.evaluations,
-            "choosing": self.method.choosing,
+            "cautious": self.method.cautious,
             "seed": self.method.seed,
-            "space": self.space.as_dict(),
-            "settings": [as_dict(settings) for settings in self.starts],
-            "device": self.starts[0].execution.device,
+            "device": self.families[0].settings[0].execution.device,
             "determinants": self.determinants,
         }
 
 
-def started(tuning: Tuning, plan: SearchPlan) -> Choice:
-    setting = "linear" if plan.setting == PRETRAIN else plan.setting
-    modalities = tuple(source.modality for source in plan.sources)
-    return replace(
-        tuning.choice, modalities=modalities, techniques=(plan.technique,), settings=(setting,)
+def _determinants(family: Family) -> dict[str, Any]:
+    parts = ("encoder", "pretrain", "transfer", "seed")
+    starts = [as_dict(settings) for settings in family.settings]
+    technique = family.technique
+    return {
+        "technique": technique,
+        "method_source": None if technique == SCRATCH else method_source(technique),
+        "network_source": [network_source(encoder) for encoder in _networks(family)],
+        "setting": family.setting,
+        "starts": [{name: start[name] for name in parts} for start in starts],
+        "precision": [settings.execution.precision for settings in family.settings],
+        "space": family.space.as_dict(),
+        "pretrained_on": family.pretrained_on,
+    }
+
+
+def _networks(family: Family) -> list[EncoderSettings]:
+    """Encoders of a family's starts, and one for each custom network in its space."""
+    searched = (p.values for p in family.space.parameters if p.name == NETWORK)
+    names = [name for values in searched for name in values if name not in NETWORKS]
+    return [
+        *(settings.encoder for settings in family.settings),
+        *(EncoderSettings(network=name) for name in names),
+    ]
+
+
+def execution_of(plan: SearchPlan) -> ExecutionSettings:
+    """How jobs are executed: as those of the family with the most workers."""
+    return max(
+        (settings.execution for family in plan.families for settings in family.settings),
+        key=lambda execution: execution.workers,
     )
+
+
+def family_stage(family: Family) -> Stage:
+    """The stage that a family's trials train."""
+    return stage_of(family.technique, family.setting)
+
+
+def family_choice(tuning: Tuning, technique: str, setting: str = "") -> Choice:
+    """The choice of a technique's runs: the benchmark's start is for its own technique alone."""
+    choice, start = tuning.choice, tuning.choice.chosen_start
+    if start.technique not in (None, technique):
+        evaluated = choice.evaluated or choice.bench
+        choice = replace(
+            choice, bench=USUAL, start="", evaluated=evaluated, techniques=(), settings=()
+        )
+    if technique not in tuning.techniques and own_encoder(technique) is not None:
+        overrides = tuple(
+            {group: values for group, values in changes.items() if group != "encoder"}
+            for changes in choice.overrides
+        )
+        choice = replace(choice, overrides=overrides)
+    settings = ("linear" if setting == PRETRAIN else setting,) if setting else ()
+    return replace(choice, techniques=(technique,), settings=settings)
 
 
 def of_sources(plan: Plan, search: SearchPlan) -> list[Item]:
     """Items of a plan that belong to a search's sources, and the pretrainings that they need."""
-    names = {source.name for source in search.sources}
-    needed = {item.after for item in plan.items if item.source in names}
-    return [item for item in plan.items if item.source in names or item.name in needed]
-
-
-def inner_digest(catalogs: Inner) -> str:
-    """Digest of the records of all evaluations."""
-    return digest([catalogs[number].digest for number in sorted(catalogs)])
+    sources = {(source.name, source.policy) for source in search.sources}
+    chosen = [item for item in plan.items if (item.source, item.policy) in sources]
+    names = {item.name for item in chosen} | {item.after for item in chosen}
+    return [item for item in plan.items if item.name in names]
 
 
 def of_splits(catalog: Catalog, name: str) -> dict[str, int]:
@@ -229,64 +244,55 @@ def of_splits(catalog: Catalog, name: str) -> dict[str, int]:
     return {split: int(splits[split][name]) for split in ("train", "validation")}
 
 
+def labels_of(settings: Settings) -> Labelled | None:
+    """The labels that a search of a few-label setting uses; None for all."""
+    per_class = settings.transfer.labels_per_class
+    return None if per_class is None else Labelled(per_class, settings.seed)
+
+
+def records_seen(source: PlannedDataset, start: Settings) -> int:
+    """Most records of a source that a search sees; of a few-label setting, those of its labels."""
+    if labels_of(start) is not None:
+        return labelled_rows(start.transfer, source)
+    return sum(source.rows[split] for split in splits_seen(source.rows, source.scored))
+
+
 def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
-    """The requested searches, in order of modality, technique and setting."""
+    """The requested searches: one for each source, or one over all modalities."""
     _require_known(tuning)
     chosen = chosen_datasets(tuning.choice)
     sources = [dataset for dataset in chosen.datasets if dataset.role == "source"]
-    targets = [dataset for dataset in chosen.datasets if dataset.role == "target"]
+    targets = [d for d in (*chosen.datasets, *chosen.also) if d.role == "target"]
     groups = [sources] if tuning.method.universal else [[source] for source in sources]
-    plans: list[SearchPlan] = []
-    reasons: list[str] = []
-    names: set[str] = set()
-    for group in groups:
-        for technique in dict.fromkeys(tuning.choice.techniques or ALL_TECHNIQUES):
-            for setting in dict.fromkeys(tuning.searched):
-                try:
-                    plan = _planned(tuning, group, technique, setting, names=names, gpu=gpu)
-                    plans.append(
-                        replace(plan, portfolio=_tried_first(tuning.portfolio, plan, targets))
-                    )
-                except _SkippedError as reason:
-                    reasons.append(str(reason))
-    if not plans:
-        raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(reasons)))
+    plans = [_planned(tuning, group, targets, gpu=gpu) for group in groups]
+    names = {p.name for plan in plans for family in plan.families for p in family.space.parameters}
     for name in tuning.held:
-        if name not in names:
+        if not any(name in family.held for plan in plans for family in plan.families):
             raise unknown_name("setting to hold with --fix:", name, names)
     return plans
 
 
 class _SkippedError(Exception):
-    """A technique or setting that the user did not name is not applicable."""
+    """A family that the user did not name is not applicable."""
 
 
 def _require_known(tuning: Tuning) -> None:
-    require_known(replace(tuning.choice, settings=()))
-    for name in tuning.choice.techniques:
-        if name in BASELINES:
-            raise BenchmdError(
-                f"{name} trains no encoder, and the penalty of its head is chosen by folds: "
-                "nothing is left to search. Name other techniques, or run it with `benchmd run`."
-            )
-        if name != SCRATCH and technique_named(name).brought:
-            raise BenchmdError(
-                f"{name} is an external encoder, for which nothing can be searched: name other "
-                "techniques, or transfer from it with `benchmd run`."
-            )
+    require_known(replace(tuning.choice, techniques=tuning.techniques, settings=()))
     for name in tuning.searched:
         if name not in SETTINGS:
             raise unknown_name("setting to search", name, SETTINGS)
-    method = tuning.method
-    if method.universal and len(tuning.choice.catalogs) == 0:
-        raise BenchmdError("a universal search needs catalogs of several modalities: --catalog.")
-    if method.universal and method.cost:
-        raise BenchmdError("a universal search has one objective: omit --cost.")
-    if method.cost and method.stopping != "none":
+    labels = {name.partition("-")[2] or "full" for name in tuning.searched}
+    if len(labels) > 1 or (PRETRAIN in tuning.searched and len(tuning.searched) > 1):
         raise BenchmdError(
-            "with --cost trials cannot be stopped early, as their cost would be unknown: add "
-            "--stopping none."
+            f"one search cannot compare {', '.join(tuning.searched)}: expected settings with the "
+            f"same labels, and {PRETRAIN} alone. Search them one by one."
         )
+    if not tuning.method.universal:
+        return
+    if len(tuning.choice.catalogs) == 0:
+        raise BenchmdError("a universal search needs catalogs of several modalities: --catalog.")
+    if len(tuning.techniques) != 1:
+        raise BenchmdError("a universal search is of one technique: name it with --technique.")
 
 
 def space_of(technique: str, setting: str, kind: Modality, path: Path | None = None) -> Space:
@@ -296,57 +302,105 @@ def space_of(technique: str, setting: str, kind: Modality, path: Path | None = N
 
 
 def _planned(
-    tuning: Tuning,
-    group: Sequence[PlannedDataset],
-    technique: str,
-    setting: str,
-    *,
-    names: set[str],
-    gpu: bool,
+    tuning: Tuning, group: Sequence[PlannedDataset], targets: Sequence[PlannedDataset], *, gpu: bool
 ) -> SearchPlan:
-    """Plan one search; the parameters of its spaces are added to ``names``."""
-    named = technique in tuning.choice.techniques
+    """Plan one search on a group of sources."""
+    if tuning.method.universal:
+        _require_modalities(group)
+    families, reasons = [], []
+    for technique, setting in _candidates(tuning, group):
+        try:
+            families.append(_family(tuning, group, technique, setting, gpu=gpu))
+        except _SkippedError as reason:
+            reasons.append(str(reason))
+    if not families:
+        raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(reasons)))
+    by_cost = sorted(families, key=lambda family: _cost(family, group[0]))
+    starts = (f for f in by_cost if _is_start(tuning, f.technique, f.setting))
+    start = next(starts, by_cost[0])
+    ordered = (start, *(family for family in by_cost if family is not start))
+    related = tuple(
+        target
+        for target in targets
+        if any(
+            target.policy == source.policy and of_one_origin(target.name, source.name)
+            for source in group
+        )
+    )
+    plan = SearchPlan(ordered, tuple(group), tuning.method, related=related, notes=(*reasons,))
+    return replace(plan, portfolio=_tried_first(tuning.portfolio, plan, targets))
+
+
+def _candidates(tuning: Tuning, group: Sequence[PlannedDataset]) -> Iterator[tuple[str, str]]:
+    """Techniques and settings of the families to try, those that a user named as named."""
+    techniques = tuning.techniques
+    if not techniques:
+        start = tuning.choice.chosen_start.technique or SCRATCH
+        brought = at_hand(group[0].kind.signal, tuning.choice.weights)
+        techniques = (start, *BASELINES, SCRATCH, *brought)
+    for technique in dict.fromkeys(techniques):
+        for setting in tuning.searched or MODES:
+            mode, _, labels = setting.partition("-")
+            if mode == "finetune" and not labels:
+                setting = "finetune-full"
+            allowed = _modes(technique, group[0].kind)
+            if mode in allowed or (tuning.searched and technique in tuning.techniques):
+                yield technique, setting
+
+
+def _modes(technique: str, kind: Modality) -> tuple[str, ...]:
+    """Ways of transfer that are tried for a technique."""
+    if technique == SCRATCH or kind.task.segments:
+        return ("finetune",)
+    return ("linear", "knn") if technique in BASELINES else MODES
+
+
+def _is_start(tuning: Tuning, technique: str, setting: str) -> bool:
+    """Whether a search starts from a family: the benchmark's, the first named, or scratch."""
+    start = tuning.choice.chosen_start
+    first = start.technique or (tuning.techniques or (SCRATCH,))[0]
+    return technique == first and start.setting in (None, setting)
+
+
+def _cost(family: Family, source: PlannedDataset) -> float:
+    """Floating-point operations of an evaluation with a family's start."""
+    settings = family.settings[0]
+    inputs = Inputs(family.technique, settings, source)
+    steps = [transfer_step(settings)]
+    if family.technique != SCRATCH and family_stage(family).pretrains:
+        steps.append(pretrain_step(family.technique))
+    works = [step.work(inputs) for step in steps]
+    return sum(work.units * work.unit_flops + work.once_flops for work in works)
+
+
+def _family(
+    tuning: Tuning, group: Sequence[PlannedDataset], technique: str, setting: str, *, gpu: bool
+) -> Family:
+    """A technique with a setting, on each source of a search."""
+    named = technique in tuning.techniques
     if setting == PRETRAIN and _trains_nothing(technique):
         if named:
             space_of(technique, setting, group[0].kind)  # raises with the reason
         raise _SkippedError(f"{technique} trains nothing in pretraining.")
-    starts, spaces = [], []
+    choice, starts, spaces = family_choice(tuning, technique), [], []
     for source in group:
-        start, reason = technique_settings(tuning.choice, source.kind, technique)
+        start, reason = technique_settings(choice, source.kind, technique)
         if reason is not None:
             if named:
                 raise BenchmdError(f"{technique} on {source.name}: {reason}.")
             raise _SkippedError(f"{technique}: {reason} ({source.modality}).")
         start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
         require_fitting(source.kind.signal, start.encoder)
-        start = resolve_settings(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
-        space = space_of(technique, setting, source.kind, tuning.space)
-        starts.append(start)
+        start = resolve_settings(replace(start, seed=choice.seeds[0]), gpu=gpu)
+        path = tuning.space if _is_start(tuning, technique, setting) else None
+        space = space_of(technique, setting, source.kind, path)
         varied = {parameter.name for parameter in space.parameters}
-        spaces.append(starting_at(space, start, [name for name in tuning.held if name in varied]))
-        names |= varied
-    if tuning.method.universal:
-        _require_modalities(group)
+        held = [name for name in tuning.held if name in varied]
+        starts.append(start)
+        spaces.append(starting_at(space, start, held, narrow=not named))
     space = shared(spaces) if len(group) > 1 else spaces[0]
-    patients = min(map(_patients, group))
-    if tuning.method.choosing == "confirmed" and patients < TEST_PATIENTS:
-        which = " and ".join(source.name for source in group)
-        raise BenchmdError(
-            f"a search on {which} sees {patients} patients, "
-            f"and with fewer than {TEST_PATIENTS} no setting can be shown to be better than the "
-            "start: use --choose highest, which does not test, or more data."
-        )
-    method = replace(tuning.method, evaluations=tuning.evaluations or usual_evaluations(patients))
-    elsewhere = _pretrained_on(tuning.choice, technique, setting)
-    return SearchPlan(
-        technique,
-        setting,
-        tuple(group),
-        tuple(starts),
-        space,
-        method,
-        pretrained_on=elsewhere,
-    )
+    elsewhere = _pretrained_on(choice, technique, setting)
+    return Family(technique, setting, space, tuple(starts), elsewhere, frozenset(held))
 
 
 def _pretrained_on(choice: Choice, technique: str, setting: str) -> tuple[str, ...]:
@@ -373,24 +427,18 @@ def _tried_first(
         return ()
     (source,) = plan.sources
     scored = [source.name, *(d.name for d in targets if d.modality == source.modality)]
-    kind = search_kind(
-        plan.technique, plan.setting, source.kind.signal, source.kind.task.selected_by
-    )
 
     @cache
     def usable(name: str) -> bool:
         return not any(of_one_origin(dataset, name) for dataset in scored)
 
-    return chosen_settings(portfolio, kind, plan.space, usable)
-
-
-def _patients(source: PlannedDataset) -> int:
-    """Patients of a source that a search sees; without a catalog, the number of records."""
-    if source.catalog is None:
-        return sum(source.rows[split] for split in splits_seen(source.rows, source.scored))
-    catalog = open_catalog(source.catalog)
-    splits = catalog.manifest["splits"]
-    return sum(int(splits[split]["patients"]) for split in seen_splits(catalog))
+    kinds = {
+        family.name: search_kind(
+            family.technique, family.setting, source.kind.signal, source.kind.task.selected_by
+        )
+        for family in plan.families
+    }
+    return chosen_settings(portfolio, kinds, plan.families, usable)
 
 
 def _require_modalities(group: Sequence[PlannedDataset]) -> None:

@@ -47,7 +47,7 @@ def measure_here(
     signal, place = modality.signal, torch.device(device)
     most = FLOPS[device] // training_flops(signal, settings.encoder)
     batch = max(1, min(settings.pretrain.batch_size, int(most)))
-    model = model_of(make_encoder(signal, settings.encoder), modality.task)
+    model = model_of(make_encoder(signal, settings.encoder), modality.task, settings)
     engine = TorchEngine(
         model, settings.pretrain.optimiser, settings.execution, Worker(device=place)
     )

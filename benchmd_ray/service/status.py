@@ -31,7 +31,7 @@ def find_run(
             f"{item.name} was planned from its card: build a catalog of {item.dataset} first."
         )
     place = (item.catalog, store, item.settings, upstream, weights, item.also)
-    return item.step.find(Request(item.technique, *place))
+    return item.step.find(Request(item.technique, *place, fold=item.fold))
 
 
 def find_runs(

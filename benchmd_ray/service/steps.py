@@ -28,7 +28,7 @@ from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict, 
 from benchmd_ray.ssl import technique_named
 from benchmd_ray.ssl.brought import start_weights
 from benchmd_ray.storage.location import Location
-from benchmd_ray.training.jobs import STANDARDISED_ON
+from benchmd_ray.training.jobs import STANDARDISED_ON, Fold
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Request:
     """Further catalogs that an evaluation reads, or that are pretrained on as well."""
     resolved: ResolvedRun | None = None
     """The resolved run, if known."""
+    fold: Fold | None = None
+    """What a fold run is trained on."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class _OfEncoder:
         catalog = open_pretraining([p.resolve() for p in (request.catalog, *request.also)])
         settings = request.settings
         start = _weights(request.technique, request.weights, catalog.signal, settings.encoder)
-        return pretraining(request.technique, catalog, settings, start)
+        return pretraining(request.technique, catalog, settings, start, request.fold)
 
     def run(self, request: Request) -> Run:
         from benchmd_ray.service.execute import pretrain_resolved
@@ -152,7 +154,7 @@ class _OnLabels:
     def _resolved(self, request: Request) -> ResolvedRun:
         catalog, before = open_catalog(request.catalog.resolve()), request.upstream
         upstream = None if before is None else finished_upstream(before.folder, catalog)
-        return transferring(catalog, request.settings, upstream)
+        return transferring(catalog, request.settings, upstream, request.fold)
 
     def run(self, request: Request) -> Run:
         from benchmd_ray.service.execute import transfer_resolved
@@ -234,12 +236,13 @@ class Linear(_OnLabels, Step):
         """Each record is encoded once; the epochs, if there are any, train only the head."""
         if not inputs.settings.transfer.by_epochs:
             return _encoding(self, inputs)
-        rows = cost.training_records(inputs)
-        batch = min(inputs.settings.transfer.batch_size, rows)
+        rows, transfer = cost.training_records(inputs), inputs.settings.transfer
+        batch = min(transfer.batch_size, rows)
         return replace(
             _encoding(self, inputs),
             batch=batch,
-            units=inputs.settings.transfer.epochs,
+            units=transfer.epochs,
+            unit_flops=rows * cost.head_flops(inputs),
             unit_head_steps=-(-rows // batch),
         )
 

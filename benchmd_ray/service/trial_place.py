@@ -14,8 +14,10 @@ from benchmd_ray.errors import BenchmdError, NoRoom, count_of
 from benchmd_ray.service.capacity import SLACK, Capacity, Need
 from benchmd_ray.service.cost import Inputs
 from benchmd_ray.service.nodes import Nodes
-from benchmd_ray.service.searches import SearchPlan, Tuning
+from benchmd_ray.service.searches import SearchPlan, Tuning, execution_of, family_stage
 from benchmd_ray.service.steps import pretrain_step, transfer_step
+from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.limits import Place
 
 WAIT_SECONDS = 1.0
@@ -24,12 +26,13 @@ MEMORY_SHARE = 0.85
 """Share of an embedded Ray's memory that all trials together may allocate."""
 
 
-def longest(plan: SearchPlan) -> int:
-    """Steps of the longest trial that a search can propose."""
-    for parameter in plan.space.parameters:
-        if parameter.name == plan.stage.steps:
+def longest(family: Family) -> int:
+    """Steps of the longest trial that a family can propose."""
+    stage = family_stage(family)
+    for parameter in family.space.parameters:
+        if parameter.name == stage.steps:
             return int(parameter.high or max(parameter.values))
-    return plan.stage.last_step(plan.starts[0])
+    return stage.last_step(family.settings[0])
 
 
 def place_of(
@@ -42,7 +45,7 @@ def place_of(
     Raises:
         BenchmdError: Not even one trial fits.
     """
-    execution = plan.starts[0].execution
+    execution = execution_of(plan)
     workers, spare = execution.workers, _spare(plan, inner)
     cpus, gpus = float(execution.cpus_per_worker * workers), 0.0
     if execution.device == "cuda":
@@ -71,7 +74,7 @@ def fitting(capacity: Capacity, place: Place, spare: int) -> int:
 
 def _spare(plan: SearchPlan, inner: Sequence[Catalog]) -> int:
     """CPUs that must stay free: Ray Data and Ray Train starve if trials take all."""
-    execution, splits = plan.starts[0].execution, ("train", "validation")
+    execution, splits = execution_of(plan), ("train", "validation")
     streaming = (streams(catalog, split, execution) for catalog in inner for split in splits)
     return int(execution.workers > 1 or any(streaming))
 
@@ -89,7 +92,7 @@ class Room:
         stop: Stopping,
     ) -> None:
         """Wait until one trial fits."""
-        execution = plan.starts[0].execution
+        execution = execution_of(plan)
         workers, spare = execution.workers, _spare(plan, inner)
         self._nodes, self._at_once, self._spare = nodes, at_once, spare
         gpus = float(workers) if execution.device == "cuda" else 0.0
@@ -116,13 +119,14 @@ class Room:
 
 
 def _small(plan: SearchPlan) -> bool:
-    """Whether even the longest evaluation of a trial leaves room on a GPU."""
-    step = pretrain_step(plan.technique) if plan.stage.pretrains else None
-    for source, settings in zip(plan.sources, plan.starts, strict=True):
-        inputs = Inputs(plan.technique, settings, source)
-        work = (step or transfer_step(settings)).work(inputs)
-        if not replace(work, units=longest(plan)).small:
-            return False
+    """Whether even the longest evaluation of each family leaves room on a GPU."""
+    for family in plan.families:
+        pretrains = family.technique != SCRATCH and family_stage(family).pretrains
+        for source, settings in zip(plan.sources, family.settings, strict=True):
+            step = pretrain_step(family.technique) if pretrains else transfer_step(settings)
+            work = step.work(Inputs(family.technique, settings, source))
+            if not replace(work, units=longest(family) if work.units else 0).small:
+                return False
     return True
 
 
@@ -135,7 +139,7 @@ def memory_of(tuning: Tuning, plan: SearchPlan, place: Place, *, own: bool) -> i
                 f"{place.workers} workers: omit it, or use --set execution.workers=1."
             )
         return int(tuning.memory_gib * 2**30)
-    if place.workers > 1 or not own or plan.starts[0].execution.device != "cpu":
+    if place.workers > 1 or not own or execution_of(plan).device != "cpu":
         return None
     import ray
 

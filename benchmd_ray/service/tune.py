@@ -1,6 +1,6 @@
 """Execute searches: inner catalogs, shared runs, trials, and the choice.
 
-Trials run within `confined`: no scored split and no target can be opened before the search ends.
+Jobs run within `confined`: they can open no scored split and no target.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from benchmd_ray.cluster.connection import connected, embedded, own_cpus
-from benchmd_ray.console.interrupts import Stopping, stopping
-from benchmd_ray.data.catalog import Catalog, confined, open_catalog
-from benchmd_ray.data.inner import inner_catalog
-from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.console.interrupts import stopping
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.inner import barred_patients, inner_catalog
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.integrity import hash_path, is_whole, write_hash
 from benchmd_ray.models.imagenet import imagenet_weights
 from benchmd_ray.runs.files import INNER, SEARCHES
@@ -26,16 +26,25 @@ from benchmd_ray.runs.places import backing_of, location_of
 from benchmd_ray.runs.store import read_run, require_weights
 from benchmd_ray.service.logged import LoggedSearch, quieted
 from benchmd_ray.service.nodes import Nodes
-from benchmd_ray.service.plan import make_plan
+from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.search_session import Searched, Session, TrialObserver
-from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, of_sources, planned_searches
+from benchmd_ray.service.searches import (
+    SearchPlan,
+    Tuning,
+    execution_of,
+    family_choice,
+    family_stage,
+    of_sources,
+    planned_searches,
+)
 from benchmd_ray.service.trial_place import Room, memory_of
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
 from benchmd_ray.storage.location import Address, Location, entries, put_file
 from benchmd_ray.storage.patience import patiently
 from benchmd_ray.training.weights import write_weights
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.stages import Arm
 
 MONITOR = "RAY_memory_monitor_refresh_ms"
@@ -55,7 +64,7 @@ def run_searches(
 ) -> list[Searched]:
     """Execute searches one after the other, resuming earlier sessions.
 
-    Ray must be connected, see `tuning_cluster`; with `own` it is embedded, and the memory of trials
+    Ray must be connected, see `tuning_cluster`; with `own` it is embedded, and the memory of jobs
     is limited here.
 
     Raises:
@@ -81,28 +90,27 @@ def run_searches(
                 backing.searching(folder) as alone,
                 stopping() as stop,
             ):
-                inner = [_inner(source.catalog, store, plan, stop) for source in plan.sources]
-                say(f"{plan.name}: {_counts(plan, inner)}")
+                inner = InnerCatalogs(plan, store, stop.check)
+                for line in (f"{plan.name}: {_counts(inner(0))}", *plan.notes):
+                    say(line)
                 upstream = _upstream(tuning, plan, store, say, cpus=cpus, quiet=quiet)
-                with confined(one.path for catalogs in inner for one in catalogs.values()):
-                    first = [catalogs[0] for catalogs in inner]
-                    room = Room(plan, nodes, tuning.at_once, first, stop=stop)
-                    session = Session(
-                        tuning=tuning,
-                        plan=plan,
-                        store=store,
-                        arms=_arms(tuning, plan, inner, store, upstream=upstream),
-                        inner=inner,
-                        room=room,
-                        memory=memory_of(tuning, plan, room.place, own=own),
-                        stop=stop,
-                        observer=observer,
-                        say=say,
-                        log=log,
-                        alone=alone,
-                    )
-                    with log.searching(plan.name):
-                        searched.append(session.run(quiet=quiet))
+                room = Room(plan, nodes, tuning.at_once, inner(0), stop=stop)
+                session = Session(
+                    tuning=tuning,
+                    plan=plan,
+                    store=store,
+                    arms=_arms(tuning, plan, inner(0), store, upstream=upstream),
+                    inner=inner,
+                    room=room,
+                    memory=memory_of(tuning, plan, room.place, own=own),
+                    stop=stop,
+                    observer=observer,
+                    say=say,
+                    log=log,
+                    alone=alone,
+                )
+                with log.searching(plan.name):
+                    searched.append(session.run(quiet=quiet))
                 stop.check()
             for line in searched[-1].lines:
                 say(line)
@@ -138,25 +146,48 @@ def tuning_cluster(tuning: Tuning, address: str | None, cpus: int | None) -> Ite
 def _cpus_of_workers(tuning: Tuning) -> int:
     """CPUs of one trial's workers plus one; 0 if trials have one worker."""
     plans = planned_searches(tuning, gpu=torch.cuda.is_available())
-    each = [plan.starts[0].execution for plan in plans]
+    each = [execution_of(plan) for plan in plans]
     return max(one.workers * one.cpus_per_worker + 1 if one.workers > 1 else 0 for one in each)
 
 
-def _inner(path: Location | None, store: Path, plan: SearchPlan, stop: Stopping) -> Inner:
-    assert path is not None  # `planned_searches` was given catalogs
-    source, folder = open_catalog(path), location_of(store) / INNER / "catalogs"
-    return {
-        number: inner_catalog(source, folder, number, stop.check) for number in plan.evaluations
-    }
+class InnerCatalogs:
+    """The inner catalogs of a search, written in a store when they are first asked for."""
+
+    def __init__(self, plan: SearchPlan, store: Path, check: Callable[[], None]) -> None:
+        """``check`` is called while another machine writes one; raises where waiting is to end."""
+        self._folder, self._check = location_of(store) / INNER / "catalogs", check
+        targets = [open_catalog(t.catalog) for t in plan.related if t.catalog is not None]
+        self._labelled = plan.labelled
+        self._sources = []
+        for source in plan.sources:
+            assert source.catalog is not None  # `planned_searches` was given catalogs
+            catalog = open_catalog(source.catalog)
+            self._sources.append((catalog, barred_patients(catalog, targets)))
+        self._written: dict[int, list[Catalog]] = {}
+
+    def __call__(self, evaluation: int) -> list[Catalog]:
+        """Those of an evaluation, one for each source of the search."""
+        if evaluation not in self._written:
+            self._written[evaluation] = [
+                inner_catalog(
+                    source,
+                    self._folder,
+                    evaluation,
+                    self._check,
+                    barred=barred,
+                    labelled=self._labelled,
+                )
+                for source, barred in self._sources
+            ]
+        return self._written[evaluation]
 
 
-def _counts(plan: SearchPlan, inner: Sequence[Inner]) -> str:
-    each = "; ".join(
-        f"trains on {catalogs[0].rows('train'):,} records of {catalogs[0].dataset} and is scored "
-        f"on {catalogs[0].rows('validation'):,}"
-        for catalogs in inner
+def _counts(inner: Sequence[Catalog]) -> str:
+    return "; ".join(
+        f"an evaluation trains on {catalog.rows('train'):,} records of {catalog.dataset} and is "
+        f"scored on {catalog.rows('validation'):,}"
+        for catalog in inner
     )
-    return f"an evaluation {each}; up to {count_of(plan.method.evaluations, 'evaluation')} a trial"
 
 
 def _upstream(
@@ -167,30 +198,32 @@ def _upstream(
     *,
     cpus: int | None,
     quiet: bool,
-) -> dict[str, Path]:
-    """Folders of the pretrainings that all trials of a transfer start from, by source.
+) -> dict[tuple[str, str], Path]:
+    """Folders of the pretrainings that trials of a transfer start from, by technique and source.
 
     The chosen settings start from them too: they use the source's whole training split, but no
     labels.
     """
-    if plan.stage.pretrains or plan.technique == SCRATCH:
+    items: dict[str, Item] = {}
+    after: dict[tuple[str, str], str] = {}
+    for family in plan.families:
+        if family.technique == SCRATCH or family_stage(family).pretrains:
+            continue
+        choice = replace(
+            family_choice(tuning, family.technique, family.setting),
+            modalities=tuple(source.modality for source in plan.sources),
+            seeds=tuning.choice.seeds[:1],
+        )
+        device = family.settings[0].execution.device
+        for item in of_sources(make_plan(choice, device=device, measure=False), plan):
+            if not item.step.scores:
+                items[item.name] = replace(item, settings=_keeping(item.settings))
+            elif item.step.makes_run and item.after is not None:
+                after[family.technique, item.source] = item.after
+    if not items:
         return {}
-    choice = replace(
-        tuning.choice,
-        modalities=tuple(source.modality for source in plan.sources),
-        techniques=(plan.technique,),
-        settings=("linear",),
-        seeds=tuning.choice.seeds[:1],
-    )
-    device = plan.starts[0].execution.device
-    whole = make_plan(choice, device=device, measure=False)
-    items = tuple(
-        replace(item, settings=_keeping(item.settings))
-        for item in of_sources(whole, plan)
-        if not item.step.scores
-    )
     outcome = run_plan(
-        replace(whole, items=items),
+        Plan(tuple(items.values()), ""),
         store,
         say=say,
         weights=tuning.choice.weights,
@@ -199,12 +232,8 @@ def _upstream(
     )
     if outcome.failed:
         failure = outcome.failed[0]
-        raise BenchmdError(f"{failure.item.name}, which all trials need: {failure.reason}")
-    folders = {
-        item.source: outcome.folders[item.after]
-        for item in of_sources(whole, plan)
-        if item.step.makes_run and item.step.scores and item.after is not None
-    }
+        raise BenchmdError(f"{failure.item.name}, which trials need: {failure.reason}")
+    folders = {key: outcome.folders[name] for key, name in after.items()}
     for folder in folders.values():
         require_weights(read_run(folder))  # from an earlier session, perhaps pruned
     return folders
@@ -213,21 +242,23 @@ def _upstream(
 def _arms(
     tuning: Tuning,
     plan: SearchPlan,
-    inner: Sequence[Inner],
+    inner: Sequence[Catalog],
     store: Path,
     *,
-    upstream: Mapping[str, Path],
-) -> tuple[Arm, ...]:
-    return tuple(
-        Arm(
-            source.modality,
-            {number: catalog.path for number, catalog in catalogs.items()},
-            settings,
-            _everywhere(upstream.get(source.name), store),
-            _start_weights(tuning, plan, catalogs[0], store),
+    upstream: Mapping[tuple[str, str], Path],
+) -> dict[str, tuple[Arm, ...]]:
+    return {
+        family.name: tuple(
+            Arm(
+                source.modality,
+                settings,
+                _everywhere(upstream.get((family.technique, source.name)), store),
+                _start_weights(tuning, family, catalog, store),
+            )
+            for source, catalog, settings in zip(plan.sources, inner, family.settings, strict=True)
         )
-        for source, catalogs, settings in zip(plan.sources, inner, plan.starts, strict=True)
-    )
+        for family in plan.families
+    }
 
 
 def _everywhere(run: Path | None, store: Path) -> Location | None:
@@ -235,10 +266,10 @@ def _everywhere(run: Path | None, store: Path) -> Location | None:
 
 
 def _start_weights(
-    tuning: Tuning, plan: SearchPlan, catalog: Catalog, store: Path
+    tuning: Tuning, family: Family, catalog: Catalog, store: Path
 ) -> Location | None:
     """File of the ImageNet weights that a searched pretraining starts from."""
-    if not plan.stage.pretrains or not technique_named(plan.technique).imagenet:
+    if not family_stage(family).pretrains or not technique_named(family.technique).imagenet:
         return None
     weights = imagenet_weights(tuning.choice.weights, catalog.signal)
     name = f"{weights.sha256[:12]}-{catalog.signal.name}.safetensors"

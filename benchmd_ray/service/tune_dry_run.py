@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -16,16 +17,29 @@ from benchmd_ray.report.formats import aligned
 from benchmd_ray.runs.files import SEARCHES, TRIALS
 from benchmd_ray.runs.places import backing_of
 from benchmd_ray.service.capacity import Capacity
+from benchmd_ray.service.cost import labelled_rows
 from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.dry_run import DryRun, size
 from benchmd_ray.service.plan import Item, Plan, make_plan
-from benchmd_ray.service.searches import SearchPlan, Tuning, of_sources, planned_searches, started
+from benchmd_ray.service.searches import (
+    SearchPlan,
+    Tuning,
+    execution_of,
+    family_choice,
+    family_stage,
+    labels_of,
+    of_sources,
+    planned_searches,
+    records_seen,
+)
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.trial_place import longest, place_of
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH
-from benchmd_ray.tuning.limits import CONFIRMING_AT_ONCE, Budget, Place
-from benchmd_ray.tuning.racing import expected_evaluations, rungs, steps_within
-from benchmd_ray.tuning.records import limits_of, read_search
+from benchmd_ray.tuning.families import Family
+from benchmd_ray.tuning.ladder import expected_evaluations, steps_within
+from benchmd_ray.tuning.limits import Budget, Place
+from benchmd_ray.tuning.records import read_search
 
 
 def estimate_searches(
@@ -38,55 +52,96 @@ def estimate_searches(
     estimates = []
     for tuning in tunings:
         for plan in planned_searches(tuning, gpu=resources.gpus > 0):
-            device = plan.starts[0].execution.device
-            runs = make_plan(started(tuning, plan), store, device=device, tflops=tflops)
             place = place_of(plan, capacity, tuning.at_once)
+            runs = {
+                family.name: _runs(tuning, plan, family, store, tflops) for family in plan.families
+            }
             estimates.append(_estimate(_Search(tuning, plan, runs, place, resources), store))
     return estimates
+
+
+def _runs(
+    tuning: Tuning, plan: SearchPlan, family: Family, store: Path, tflops: float | None
+) -> Plan:
+    """Runs of a family's start on all labels, whose times give the duration of an evaluation."""
+    choice = replace(
+        family_choice(tuning, family.technique, family.setting),
+        modalities=tuple(source.modality for source in plan.sources),
+        seeds=tuning.choice.seeds[:1],
+    )
+    runs = make_plan(choice, store, device=execution_of(plan).device, tflops=tflops)
+    return replace(runs, items=tuple(of_sources(runs, plan)))
 
 
 @dataclass(frozen=True)
 class _Search:
     tuning: Tuning
     plan: SearchPlan
-    runs: Plan
-    """Items of the start, whose times give the duration of a trial."""
+    runs: dict[str, Plan]
     place: Place
     resources: Resources
-
-    @property
-    def items(self) -> list[Item]:
-        """Runs of the start on the search's sources."""
-        return of_sources(self.runs, self.plan)
 
     @property
     def has_catalogs(self) -> bool:
         return all(source.catalog for source in self.plan.sources)
 
+    @cached_property
+    def shared(self) -> dict[str, float]:
+        """Seconds of each pretraining that trials share, by its item's name."""
+        return {
+            item.name: item.seconds
+            for family in self.plan.families
+            if not _pretrains(family)
+            for item in self.runs[family.name].items
+            if not item.step.scores
+        }
+
+    @cached_property
+    def evaluation(self) -> dict[str, float]:
+        """Seconds of an evaluation of each family's start."""
+        return {family.name: self._of_family(family) for family in self.plan.families}
+
+    def _of_family(self, family: Family) -> float:
+        pairs = zip(self.plan.sources, family.settings, strict=True)
+        share = {source.name: _inner_share(source, start) for source, start in pairs}
+        return sum(
+            item.seconds * share.get(item.source, 1.0)
+            for item in self.runs[family.name].items
+            if item.step.makes_run and item.name not in self.shared
+        )
+
+
+def _pretrains(family: Family) -> bool:
+    return family.technique != SCRATCH and family_stage(family).pretrains
+
 
 def _estimate(search: _Search, store: Path) -> DryRun:
     plan, place = search.plan, search.place
-    evaluation, shared = _evaluation_seconds(search)
-    searching, worked, trials = _search_seconds(search, evaluation, shared)
+    searching, worked, evaluations = _search_seconds(search)
     after, after_hours = _after(search)
     device = "GPU" if place.gpus else "CPU"
     takes = []
-    if shared:
+    if search.shared:
+        pretrainings = count_of(len(search.shared), "pretraining")
         takes.append(
-            "Shared by all trials and the runs after them: one pretraining, about "
-            f"{duration(shared)}."
+            f"Shared by trials and the runs after them: {pretrainings}, about "
+            f"{duration(sum(search.shared.values()))}."
         )
-    takes.append(
-        f"An evaluation with the start's settings takes about {duration(evaluation)}{trials}."
+    of_starts = "; ".join(
+        f"{name} {duration(seconds)}" for name, seconds in search.evaluation.items()
     )
+    takes.append(f"An evaluation of a family's start takes about: {of_starts}{evaluations}.")
     takes.append(
-        f"Afterwards, start and choice on the whole training split: {2 * len(_runs_after(search))} "
-        f"entries or fewer, about {duration(after)}."
+        "Afterwards, five to ten fold models of start and choice, most of them kept from the "
+        f"search: about {duration(after)} to train the others and to score all."
     )
-    disk = _inner_bytes(plan) * len(plan.evaluations)
+    most = search.tuning.budget.until
+    disk = _inner_bytes(plan) * most
     if search.has_catalogs:
-        copies = f"{len(plan.evaluations)} inner catalogs, each a copy of the search's records."
-        takes.append(f"Disk: about {size(disk)} for {copies}")
+        takes.append(
+            f"Disk: up to {size(disk)} for {most} inner catalogs, each a copy of the search's "
+            "records, written when an evaluation needs it."
+        )
     folder = store / SEARCHES / plan.name
     if (folder / TRIALS).is_file():
         counts = read_search(folder).trials["state"].value_counts()
@@ -94,14 +149,13 @@ def _estimate(search: _Search, store: Path) -> DryRun:
     return DryRun(
         work=tuple(_work(search)),
         takes=tuple(takes),
-        basis=search.runs.basis,
+        basis=next(iter(search.runs.values())).basis,
         seconds=searching,
         device_hours=worked * place.devices / 3600 + after_hours,
         device=device,
         resources=search.resources,
         disk_bytes=disk,
         after_seconds=after,
-        warnings=tuple(limits_of([source.policy for source in plan.sources], [plan.setting])),
         from_cards=not search.tuning.choice.catalogs,
     )
 
@@ -111,28 +165,33 @@ def _work(search: _Search) -> list[str]:
     plan, tuning = search.plan, search.tuning
     sources = ", ".join(f"{s.name} ({s.modality})" for s in plan.sources)
     title = plan.name if search.has_catalogs else "A search"
+    start, *others = plan.families
+    scored = "; ".join(map(_validation, plan.sources, start.settings))
     lines = [
-        f"{title}: {plan.technique}, {plan.setting}, on {sources}",
-        f"Scored by {_objective(plan)} on {'; '.join(map(_validation, plan.sources))}.",
-        f"{_budget(tuning.budget)}, {search.place.at_once} at once, sampler {plan.method.sampler}, "
-        f"{_stopping(plan)}.",
+        f"{title}: on {sources}",
+        f"Starts at {start.name}" + (f"; also {', '.join(f.name for f in others)}." * bool(others)),
+        *(f"Not searched: {note}" for note in plan.notes),
+        f"Scored by {plan.metric.upper()}{family_stage(start).scored_by} on {scored}.",
+        f"{_budget(tuning.budget)}, {search.place.at_once} at once, sampler {plan.method.sampler}.",
     ]
     if plan.portfolio:
         learned = sorted({name for tried in plan.portfolio for name in tried.datasets})
         tried = count_of(len(plan.portfolio), "setting")
-        lines.append(f"First, after the start: {tried} learned on {', '.join(learned)}.")
-    return [*lines, "", *aligned(_space(plan))]
+        lines.append(f"First, after the starts: {tried} learned on {', '.join(learned)}.")
+    for family in plan.families:
+        lines += ["", f"{family.name}{_looks(family)}:", *aligned(_space(family))]
+    return lines
 
 
 def _inner_bytes(plan: SearchPlan) -> int:
-    """Bytes of the shards that an inner catalog copies."""
-    return sum(
-        int(shard["bytes"])
-        for source in plan.sources
-        if source.catalog
-        for shard in open_catalog(source.catalog).manifest["shards"]
-        if shard["split"] in _seen(source)
-    )
+    """Bytes of the records that an inner catalog copies."""
+    total = 0.0
+    for source, start in zip(plan.sources, plan.families[0].settings, strict=True):
+        shards = open_catalog(source.catalog).manifest["shards"] if source.catalog else ()
+        size = sum(int(shard["bytes"]) for shard in shards if shard["split"] in _seen(source))
+        whole = sum(source.rows[split] for split in _seen(source))
+        total += size * records_seen(source, start) / max(1, whole)
+    return round(total)
 
 
 def _seen(source: PlannedDataset) -> tuple[str, ...]:
@@ -140,29 +199,24 @@ def _seen(source: PlannedDataset) -> tuple[str, ...]:
     return splits_seen(source.rows, source.scored)
 
 
-def _inner_share(source: PlannedDataset) -> float:
-    """Records that an evaluation trains on, as a fraction of the training split."""
-    rows = sum(source.rows[split] for split in _seen(source))
-    return (1 - 1 / FOLDS) * rows / source.rows["train"]
+def _inner_share(source: PlannedDataset, start: Settings) -> float:
+    """Records that an evaluation trains on, as a fraction of those of a run."""
+    return (1 - 1 / FOLDS) * records_seen(source, start) / labelled_rows(start.transfer, source)
 
 
-def _validation(source: PlannedDataset) -> str:
+def _validation(source: PlannedDataset, start: Settings) -> str:
     """What an evaluation is scored on, in words."""
-    rows = sum(source.rows[split] for split in _seen(source))
-    splits = " and ".join(_seen(source))
-    return f"1 / {FOLDS} of the {rows:,} {splits} records of {source.name}, by patient"
-
-
-def _objective(plan: SearchPlan) -> str:
-    name = plan.metric.upper()
-    scored = f"the mean {name} over modalities" if plan.method.universal else name
-    return scored + plan.stage.scored_by + (" and device hours" if plan.method.cost else "")
+    rows, few = records_seen(source, start), labels_of(start) is not None
+    which = "labelled train" if few else " and ".join(_seen(source))
+    return f"1 / {FOLDS} of the {rows:,} {which} records of {source.name}, by patient"
 
 
 def _budget(budget: Budget) -> str:
     parts = []
     if budget.trials:
         parts.append(count_of(budget.trials, "trial"))
+    if budget.evaluations:
+        parts.append(count_of(budget.evaluations, "evaluation"))
     if budget.hours:
         parts.append(f"{budget.hours:g} h wall-clock time")
     if budget.device_hours:
@@ -170,25 +224,16 @@ def _budget(budget: Budget) -> str:
     return "At most " + " or ".join(parts)
 
 
-def _stopping(plan: SearchPlan) -> str:
-    method, unit = plan.method, plan.stage.unit
-    evaluations = f"{count_of(method.evaluations, 'evaluation')} of a trial"
-    earned = rungs(method.evaluations)[:-1]
-    if method.stopping == "racing" and earned:
-        at = ", ".join(map(str, earned))
-        evaluations = f"up to {evaluations}, which a third of the trials earn at {at}"
-    steps: Sequence[int] = steps_within(longest(plan))
-    if len(plan.sources) > 1:
-        unit, steps = "modalities", range(1, len(plan.sources))
-    if plan.starts[0].execution.workers > 1:  # no intermediate scores within an evaluation
-        steps = ()
-    if method.stopping == "none" or not steps:
-        return f"{evaluations}, no early stopping"
+def _looks(family: Family) -> str:
+    """Where trials may be stopped within their first evaluation."""
+    stage, steps = family_stage(family), steps_within(longest(family))
+    if len(family.settings) > 1 or family.settings[0].execution.workers > 1 or not steps:
+        return ""
     at = ", ".join(f"{step:,}" for step in steps)
-    return f"{evaluations}, early stopping by {method.stopping} (looks at {at} {unit} of the first)"
+    return f" (stopped early at {at} {stage.unit} unless in the best third)"
 
 
-def _space(plan: SearchPlan) -> pd.DataFrame:
+def _space(family: Family) -> pd.DataFrame:
     rows = [
         {
             "setting": parameter.name,
@@ -200,69 +245,46 @@ def _space(plan: SearchPlan) -> pd.DataFrame:
                 for name, values in parameter.when.items()
             ),
         }
-        for parameter in plan.space.parameters
+        for parameter in family.space.parameters
     ]
     frame = pd.DataFrame(rows).astype(str)
     return frame if frame["only when"].any() else frame.drop(columns="only when")
 
 
-def _evaluation_seconds(search: _Search) -> tuple[float, float]:
-    """Seconds of one evaluation with the start's settings, and of the shared runs."""
-    plan = search.plan
-    items = [
-        i for i in search.items if i.seed == search.tuning.choice.seeds[0] and i.step.makes_run
-    ]
-    share = {source.name: _inner_share(source) for source in plan.sources}
-    pretrained, transferred = (
-        sum(i.seconds * share.get(i.source, 1.0) for i in items if i.step.scores is scores)
-        for scores in (False, True)
-    )
-    if plan.stage.pretrains:
-        return transferred + pretrained, 0.0
-    if plan.technique == SCRATCH:
-        return transferred, 0.0
-    return transferred, sum(i.seconds for i in items if not i.step.scores)
-
-
-def _search_seconds(search: _Search, evaluation: float, shared: float) -> tuple[float, float, str]:
-    """Wall-clock seconds, device seconds of trials, and the number of trials in words."""
-    method, budget, place = search.plan.method, search.tuning.budget, search.place
-    searching, worked, words = shared, shared, ""
-    if budget.trials:
-        race = method.evaluations * budget.trials
-        if method.stopping == "racing":
-            race = expected_evaluations(budget.trials, method.evaluations)
-        confirming = 0 if method.choosing == "highest" else method.confirming
-        at_once = min(place.at_once, CONFIRMING_AT_ONCE)
-        waves = -(-race // place.at_once) - (-confirming // at_once)
-        searching, worked = shared + evaluation * waves, shared + evaluation * (race + confirming)
-        finalists = f" and {confirming} of finalists" if confirming else ""
+def _search_seconds(search: _Search) -> tuple[float, float, str]:
+    """Wall-clock seconds, device seconds of trials, and the number of evaluations in words."""
+    budget, place = search.tuning.budget, search.place
+    shared = sum(search.shared.values())
+    mean = sum(search.evaluation.values()) / len(search.evaluation)
+    limits, words = [], ""
+    count = budget.evaluations
+    if budget.trials and not (budget.hours or budget.device_hours or count):
+        count = expected_evaluations(budget.trials, budget.until)
+    if count:
         words = (
-            f", {race} of the trials{finalists} about "
-            f"{duration(evaluation * waves)}; less where trials are stopped early or reuse "
-            "features, more where longer trainings are chosen"
+            f"; at most {count_of(count, 'evaluation')}; less where trials are stopped early or "
+            "reuse features, more where longer trainings are chosen"
         )
-    hours = [budget.hours] if budget.hours else []
+        limits.append(mean * -(-count // place.at_once))
+    if budget.hours:
+        limits.append(3600 * budget.hours)
     if budget.device_hours:
-        hours.append(budget.device_hours / (place.devices * place.at_once))
-    if hours:
-        most = 3600 * min(hours)
-        limit = (shared + most, shared + most * place.at_once)
-        searching = min(searching, limit[0]) if budget.trials else limit[0]
-        worked = min(worked, limit[1]) if budget.trials else limit[1]
-    return searching, worked, words
-
-
-def _runs_after(search: _Search) -> list[Item]:
-    """Runs of the start after a search; those of the choice take the same time."""
-    if search.plan.stage.pretrains:
-        return search.items
-    # The pretraining of the trials is used by start and choice too.
-    return [item for item in search.items if item.step.scores or not item.step.makes_run]
+        limits.append(3600 * budget.device_hours / (place.devices * place.at_once))
+    seconds = min(limits)
+    worked = mean * count if count and seconds == limits[0] else seconds * place.at_once
+    return shared + seconds, shared + worked, words
 
 
 def _after(search: _Search) -> tuple[float, float]:
-    """Wall-clock seconds and device hours of the runs of start and choice."""
-    items = _runs_after(search)
-    busy = sum(item.seconds * (item.gpus or item.cpus) for item in items)
-    return 2 * simulate(items, search.resources).seconds, 2 * busy / 3600
+    """Wall-clock seconds and device hours of the fold models of start and choice.
+
+    One of each is trained again, and all are scored.
+    """
+    items: list[Item] = []
+    for family in search.plan.families[:2]:
+        runs = [i for i in search.runs[family.name].items if i.name not in search.shared]
+        scoring = [i for i in runs if not i.step.makes_run]
+        items += [*runs, *(scoring * (FOLDS - 1))]
+    named = [replace(item, name=f"{n}", after=None) for n, item in enumerate(items)]
+    busy = sum(item.seconds * (item.gpus or item.cpus) for item in named)
+    return simulate(named, search.resources).seconds, busy / 3600

@@ -12,7 +12,7 @@ from typing import Any
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.data.pooled import members_of, splits_of
-from benchmd_ray.data.resident import split_table
+from benchmd_ray.data.resident import patients_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.integrity import write_hashed_json
 from benchmd_ray.runs.pretraining_data import SEEN, Seen, read_seen
@@ -23,19 +23,16 @@ REMEDY = (
 )
 
 
-def patients_of(catalog: Catalog, splits: Iterable[str]) -> set[str]:
-    """Hashed patients of some splits."""
-    tables = (split_table(catalog, split, ["group_id"]) for split in splits)
-    return {patient for table in tables for patient in table["group_id"].to_pylist()}
+def seen_of(source: Catalog, inner: Catalog | None = None) -> dict[str, list[str]]:
+    """Hashed patients that a pretraining sees, by the digest of each catalog.
+
+    With ``inner`` it is on that inner catalog of the source.
+    """
+    return {m.digest: sorted(patients_of(inner or m, splits_of(m))) for m in members_of(source)}
 
 
-def seen_of(source: Catalog) -> dict[str, list[str]]:
-    """Hashed patients that a pretraining on a catalog sees, by the digest of each catalog."""
-    return {m.digest: sorted(patients_of(m, splits_of(m))) for m in members_of(source)}
-
-
-def write_seen(folder: Path, source: Catalog) -> None:
-    write_hashed_json(folder / SEEN, {"patients": seen_of(source)}, of=folder)
+def write_seen(folder: Path, source: Catalog, inner: Catalog | None) -> None:
+    write_hashed_json(folder / SEEN, {"patients": seen_of(source, inner)}, of=folder)
 
 
 def keep_seen(pretraining: Path, transfer: Path) -> None:

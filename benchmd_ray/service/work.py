@@ -98,7 +98,7 @@ def _run(item: Item, store: Path, upstream: str | None, weights: Path | None) ->
     assert item.catalog is not None  # `run_plan` refuses such items
     before = None if upstream is None else read_run(store / upstream)
     place = (item.catalog, store, item.settings, before, weights, item.also, item.resolved)
-    request = Request(item.technique, *place)
+    request = Request(item.technique, *place, item.fold)
     return item.step.run(request).folder
 
 

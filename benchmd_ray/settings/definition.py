@@ -259,6 +259,9 @@ class TransferSettings:
     """Linear evaluation: adamw trains the head by steps and keeps the epoch that is best on the
     validation split; logistic is logistic regression to its end, whose penalty is chosen by folds
     of the training labels (`training.logistic`), and reads neither epochs nor optimiser."""
+    hidden: Annotated[int, Within(0, 2**16)] = 0
+    """Linear evaluation by adamw: width of a hidden layer between features and classes, with GELU
+    and dropout after it (`models.heads.classification_head`); 0: the head is linear."""
     epochs: Count = 100
     """Passes over the chosen training records."""
     batch_size: Count = 64
@@ -270,7 +273,8 @@ class TransferSettings:
     values).
     """
     dropout: ShareBelow1OrNull = None
-    """Fine-tuning: the encoder's dropout; null: that of encoder.dropout."""
+    """Fine-tuning: the encoder's dropout; linear evaluation: that after the hidden layer, if there
+    is one; null: that of encoder.dropout."""
     embedding_dropout: ShareBelow1OrNull = None
     """Fine-tuning: dropout of the embedded tokens; null: that of encoder.embedding_dropout."""
     layer_decay: ShareAbove0 = 1.0
@@ -321,6 +325,11 @@ class TransferSettings:
     def by_epochs(self) -> bool:
         """Whether something is trained epoch by epoch, and the best epoch is kept."""
         return self.mode == "finetune" or (self.mode == "linear" and self.solver == "adamw")
+
+    @property
+    def head_width(self) -> int:
+        """Width of the head's hidden layer; 0 for a linear head."""
+        return self.hidden if self.mode == "linear" and self.by_epochs else 0
 
     @property
     def freezes(self) -> bool:

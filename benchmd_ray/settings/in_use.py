@@ -12,9 +12,9 @@ METHOD_SETTINGS = {
 }
 """Settings that only some of the built-in techniques use."""
 BUILT_IN = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
+DROPOUT = "transfer.dropout"
 FINE_TUNING = (
     "transfer.layer_decay",
-    "transfer.dropout",
     "transfer.embedding_dropout",
     "transfer.averaging",
     "transfer.freeze",
@@ -27,9 +27,9 @@ AUGMENTATION = "transfer.augmentation."
 have.
 """
 NEIGHBOURS = "transfer.neighbours"
-SOLVER = "transfer.solver"
-SOLVED = ("transfer.mode", "transfer.labels", "transfer.shuffle_labels")
-"""Settings that logistic regression reads."""
+SOLVER, HIDDEN = "transfer.solver", "transfer.hidden"
+UNTRAINED = ("transfer.mode", "transfer.labels", "transfer.shuffle_labels")
+"""Settings that are read also by a transfer that trains nothing by steps."""
 NORMALISATION = "transfer.normalisation"
 STEPS = ("drops", "drop_factor")
 """Optimiser settings that only the schedule "steps" uses."""
@@ -38,6 +38,17 @@ STEPS = ("drops", "drop_factor")
 def finetunes(name: str) -> bool:
     """Whether only fine-tuning uses a setting."""
     return name in FINE_TUNING or name.startswith(AUGMENTATION)
+
+
+def reads(mode: object, name: str) -> bool:
+    """Whether transfers of a mode (linear, finetune, knn) may read a setting of a transfer."""
+    if finetunes(name):
+        return mode == "finetune"
+    if name in (SOLVER, HIDDEN):
+        return mode == "linear"
+    if mode == "knn":
+        return name in (*UNTRAINED, NEIGHBOURS, NORMALISATION)
+    return name != NEIGHBOURS
 
 
 def in_use(values: Mapping[str, object], technique: str) -> dict[str, object]:
@@ -53,16 +64,15 @@ def in_use(values: Mapping[str, object], technique: str) -> dict[str, object]:
 def _is_read(name: str, values: Mapping[str, object], technique: str) -> bool:
     group, _, field = name.rpartition(".")
     mode = values.get("transfer.mode")
-    if finetunes(name):
-        return mode == "finetune"
+    if name.startswith("transfer.") and not reads(mode, name):
+        return False
     if name == NORMALISATION:  # the catalog's needs no mention
         return values[name] != "catalog"
-    if name == NEIGHBOURS:
-        return mode == "knn"
-    if name == SOLVER:
-        return mode == "linear"
-    if group.startswith("transfer") and mode == "linear" and values.get(SOLVER) == "logistic":
-        return name in SOLVED
+    if name.startswith("transfer.") and mode == "linear":
+        if values.get(SOLVER) == "logistic":
+            return name in (*UNTRAINED, SOLVER)
+        if name in (HIDDEN, DROPOUT):
+            return bool(values.get(HIDDEN))
     if field in STEPS and group.endswith(".optimiser"):
         return values.get(f"{group}.schedule") == "steps"
     return technique not in BUILT_IN or technique in METHOD_SETTINGS.get(name, (technique,))

@@ -140,6 +140,19 @@ def ensure_brought(technique: str) -> None:
         ensure_weights(published_card(technique))
 
 
+def at_hand(signal: Signal, weights: Path | None) -> tuple[str, ...]:
+    """Techniques with pretrained weights on this machine that fit a signal; nothing is fetched.
+
+    ``weights``: the user's file of ImageNet weights.
+    """
+    from benchmd_ray.models.encoder_cards import encoder_cards
+    from benchmd_ray.models.fetched import weights_here
+
+    names = [NAMED + name for name, card in encoder_cards().sound.items() if weights_here(card)]
+    fitting = [name for name in names if not misfit(name, signal)]
+    return (*(["imagenet"] if weights is not None else []), *fitting)
+
+
 def absence(technique: str) -> str:
     """What a plan notes on weights that are not here; empty if they are, or need no fetching."""
     if not technique.startswith(NAMED):

@@ -52,7 +52,7 @@ END_SECONDS = 60.0
 """Seconds for which the end of a plan waits for unsent data."""
 KEPT = (
     *("kind", "technique", "setting", "modality", "source", "policy", "provenance", "options"),
-    *("seed", "protocol", "device", "settings", "versions", "published"),
+    *("seed", "fold", "protocol", "device", "settings", "versions", "published"),
 )
 """Fields of a run's description that are sent as W&B's configuration."""
 

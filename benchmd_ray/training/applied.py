@@ -18,11 +18,13 @@ from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Task
+from benchmd_ray.models.average import Average
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.training.collect import evaluated, evaluation_batch
 from benchmd_ray.training.engine import choose_device
+from benchmd_ray.training.members import load_members, need_one_pass, share_encoder
 from benchmd_ray.training.predict import merging
-from benchmd_ray.training.weights import described, load_classifier, load_encoder, model_description
+from benchmd_ray.training.weights import described, load_encoder, model_description
 
 DEVICES = ("auto", "cpu", "cuda")
 Signals = npt.ArrayLike | torch.Tensor
@@ -68,7 +70,12 @@ class Applied:
     """A model that takes signals in physical units. It computes in float32 on any device."""
 
     def __init__(
-        self, folder: Path, module: nn.Module, encoder: nn.Module, device: str | torch.device
+        self,
+        folder: Path,
+        modules: Sequence[nn.Module],
+        statistics: Sequence[Statistics | None],
+        encoder: nn.Module,
+        device: str | torch.device,
     ) -> None:
         if str(device) not in DEVICES:
             raise unknown_name("device", str(device), DEVICES)
@@ -76,8 +83,11 @@ class Applied:
         self.signal, self.task = described(about, folder)
         self.device = choose_device(str(device))
         shape = bool(about["augmentation"]["shape"])
-        whole = InUnit(module, self.signal, about["statistics"], self.device, shape=shape)
-        self.module = whole.to(self.device).eval()
+        wholes: list[nn.Module] = [
+            InUnit(module, self.signal, values, self.device, shape=shape)
+            for module, values in zip(modules, statistics, strict=True)
+        ]
+        self.module = _as_one(wholes, self.task).to(self.device).eval()
         """Signals (batch, *stored_shape) in their unit to features or logits."""
         self._batch = evaluation_batch(encoder)
 
@@ -109,13 +119,14 @@ class FeatureEncoder(Applied):
 
     def __init__(self, folder: Path, device: str | torch.device = "auto") -> None:
         encoder = load_encoder(folder)
-        super().__init__(folder, encoder, encoder, device)
+        statistics = model_description(folder)["statistics"]
+        super().__init__(folder, [encoder], [statistics], encoder, device)
         if self.task is not None and self.task.segments:
             raise BenchmdError(
                 f"{folder} is of a model that segments, which has maps instead of features: name a "
                 "run that classifies, or a pretraining."
             )
-        self.width = encoder.width
+        self.encoder, self.width = encoder, encoder.width
 
     def features(
         self,
@@ -142,13 +153,26 @@ class FeatureEncoder(Applied):
 
 
 class SignalClassifier(Applied):
-    """The classifier of a transfer run: signals in physical units to probabilities."""
+    """The classifier of a transfer run, or an average: signals in physical units to probabilities.
+
+    ``others`` are folders of runs that are averaged with the first, of the same signal and task.
+    """
 
     task: Task
 
-    def __init__(self, folder: Path, device: str | torch.device = "auto") -> None:
-        model: Classifier = load_classifier(folder)
-        super().__init__(folder, model, model.encoder, device)
+    def __init__(
+        self, folder: Path, device: str | torch.device = "auto", others: Sequence[Path] = ()
+    ) -> None:
+        members = [member for path in (folder, *others) for member in load_members(path)]
+        self.models: list[Classifier] = [member.model for member in members]
+        share_encoder(self.models)
+        encoder, modules = self.models[0].encoder, self.models
+        statistics = [member.statistics for member in members]
+        if len(members) > 1 and need_one_pass(members):
+            _, task = described(model_description(folder), folder)
+            head = _as_one([model.head for model in self.models], task)
+            modules, statistics = [Classifier(encoder, 0, head)], statistics[:1]
+        super().__init__(folder, modules, statistics, encoder, device)
         self.classes = self.task.classes
 
     def predict(
@@ -175,6 +199,14 @@ class SignalClassifier(Applied):
                 )
             scores = scores @ torch.from_numpy(merging(card)).to(scores)
         return _alike(signals, scores)
+
+
+def _as_one(modules: Sequence[nn.Module], task: Task | None) -> nn.Module:
+    """The module, or the average of several classifiers or heads."""
+    if len(modules) == 1:
+        return modules[0]
+    assert task is not None  # only classifiers are averaged
+    return Average(modules, exclusive=task.exclusive)
 
 
 def probabilities(logits: torch.Tensor, task: Task) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Evaluation of a frozen encoder: stored features, a linear head, and nearest neighbours.
+"""Evaluation of a frozen encoder: stored features, a trained head, and nearest neighbours.
 
 A file ``<name>.npy`` is named by a hash of everything that determines its content; ``<name>.json``
 has its SHA-256 and description.
@@ -40,6 +40,7 @@ from benchmd_ray.training.collect import EVALUATION_BATCH, collect, evaluating, 
 from benchmd_ray.training.engine import TorchEngine, cpu_copy, uses_bf16
 from benchmd_ray.training.forward import graphed
 from benchmd_ray.training.reporter import Reporter, require_finite
+from benchmd_ray.training.seeds import seed_step
 from benchmd_ray.training.selection import Best, TransferData, training_feed, training_streams
 from benchmd_ray.training.steps import Inputs, Steps, choose_step
 
@@ -162,7 +163,9 @@ def linear_evaluation(
     title = steps.chosen.titled("linear evaluation", worker.device)
     reporter.start(title, transfer.epochs, "epochs", 0)
     for epoch in range(transfer.epochs):
+        head.train()
         loss = head_epoch(steps, features, targets, settings, epoch)
+        head.eval()
         with torch.inference_mode():
             scores = data.scores(head(validation_features).cpu().numpy())
         best.offer(scores["validation_auroc"], epoch, partial(cpu_copy, head))
@@ -295,7 +298,8 @@ def head_steps(
     chosen = choose_step(settings.execution, engine, count, built_in=True)
     if chosen.way == "captured":  # compiling takes longer than all of these small steps
         chosen = replace(chosen, compiles=False, why="not compiled: only a head")
-    return Steps(engine, loss, lambda step: None, chosen)  # a head has no dropout to seed
+    seed = partial(seed_step, settings.seed, rank=worker.rank)  # for dropout
+    return Steps(engine, loss, seed, chosen)
 
 
 def head_epoch(

@@ -9,14 +9,32 @@ from typing import Any
 from benchmd_ray.files.integrity import made_again, read_hashed_json
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.schema.typed import Count, Finite
-from benchmd_ray.settings.definition import Settings
+from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.storage.location import Location
 
 RESULT = "training.json"
 SHARED = Path("features")
 """Folder of the features of frozen encoders in a node's cache."""
+TRAINED = "trained"
+"""Key of `trained_with` in it."""
+PRETRAINED = "pretrain"
+"""Subfolder of a fold's weights with those of a pretraining within the trial."""
 STANDARDISED_ON = 512
 """Training records, at most, by which the features of random kernels are standardised."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What a fold run is trained on instead of all training records of its source."""
+
+    evaluation: int
+    """Number of the evaluation of a search."""
+    catalog: Location
+    """Inner catalog of that evaluation."""
+    model: Location | None = None
+    """Folder with the weights that the search kept of it: ``model.safetensors``, ``model.json``,
+    `RESULT`, and in `PRETRAINED` those of its pretraining; None if it kept none.
+    """
 
 
 @dataclass(frozen=True)
@@ -59,8 +77,6 @@ class TransferJob:
     """
     halved: bool = False
     """Whether each epoch is scored on halves of the validation split too (`selection.crossed`)."""
-    scores_into: Path | None = None
-    """File of the probabilities of the validation records, rewritten after each epoch."""
 
 
 def selected_by(task: Task) -> str:
@@ -68,7 +84,22 @@ def selected_by(task: Task) -> str:
     return f"validation_{task.selected_by}"
 
 
-def transfer_result(folder: Path, score: str = "validation_auroc") -> dict[str, Any]:
-    """Validated `RESULT` of a run: best_epoch, the score (`selected_by`), training_records."""
+def trained_with(settings: Settings, catalog: str) -> dict[str, Any]:
+    """What `RESULT` states of a training: the digest of its catalog, and its settings."""
+    everything, names = as_dict(settings), ("encoder", "pretrain", "transfer", "seed")
+    about = {"catalog": catalog, "precision": settings.execution.precision}
+    return about | {name: everything[name] for name in names}
+
+
+def transfer_result(
+    folder: Path, score: str = "validation_auroc", *, copied: bool = False
+) -> dict[str, Any]:
+    """Validated `RESULT` of a run: best_epoch, the score (`selected_by`), training_records.
+
+    One that is ``copied`` names the folder that it was written for; it has to state `TRAINED` too.
+    """
     form = {"best_epoch": Count, score: Finite, "training_records": Count}
-    return read_hashed_json(folder / RESULT, made_again(folder), form, of=folder)
+    form |= {TRAINED: dict[str, Any]} if copied else {}
+    whose = None if copied else folder
+    result = read_hashed_json(folder / RESULT, made_again(folder), form, of=whose)
+    return {name: result[name] for name in form}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from benchmd_ray.data.splits import balanced_folds, label_subset, rarest_class
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.tasks import SEGMENTATION, Task, TaskKind
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.models.heads import Classifier, classification_loss
+from benchmd_ray.models.heads import Classifier, classification_head, classification_loss
 from benchmd_ray.models.segmenter import Segmenter, segmentation_loss
 from benchmd_ray.scores.metrics import auroc, probabilities, require_scorable
 from benchmd_ray.scores.sums import Floats, Targets
@@ -69,16 +68,12 @@ class TransferData:
     """Scored units of these rows."""
     second_half: npt.NDArray[np.bool_] | None = None
     """Rows of the second half of the patients, if halves are scored too."""
-    into: Path | None = None
-    """File of the probabilities of the last scoring, (rows, classes)."""
     device: str = "cpu"
     """Torch device for computing ranks."""
 
     def scores(self, logits: npt.NDArray[Any]) -> dict[str, float]:
         """Mean AUROC of the validation split and its halves by name, by logits (rows, classes)."""
         scores = probabilities(logits, self.task)
-        if self.into is not None:
-            np.save(self.into, scores.astype(np.float32), allow_pickle=False)
         targets = self.validation_units.targets(self.validation_targets)
         scores = self.validation_units.scores(scores)
         metrics = {"validation_auroc": self._auroc(targets, scores)}
@@ -142,22 +137,13 @@ def crossed(lines: Sequence[Mapping[str, float]]) -> float:
     The mean of each half's score at the best epoch of the other half, since the maximum of many
     noisy scores would be biased upward. NaN if halves were not scored.
     """
-    places = crossing(lines)
-    if places is None:
-        return float("nan")
-    first, second = (lines[place] for place in places)
-    return (first[HALVES[1]] + second[HALVES[0]]) / 2
-
-
-def crossing(lines: Sequence[Mapping[str, float]]) -> tuple[int, int] | None:
-    """Indices of the best lines on the first and the second half, see `crossed`."""
     table = np.array([[line.get(name, np.nan) for name in HALVES] for line in lines])
     table = table.reshape(-1, 2)
     table[~np.isfinite(table).all(axis=1)] = -1.0
     if not (table >= 0).any():
-        return None
-    first, second = table.argmax(axis=0)
-    return int(first), int(second)
+        return float("nan")
+    first, second = table[table.argmax(axis=0)]
+    return float(first[1] + second[0]) / 2
 
 
 def _mask_data(settings: Settings, catalog: Catalog, columns: Columns) -> TransferData:
@@ -272,10 +258,14 @@ def objective_of(kind: TaskKind) -> Objective:
     return Objective(partial(_signals, kind), partial(classification_loss, task=kind), _auroc)
 
 
-def model_of(encoder: Encoder, task: Task) -> Model:
+def model_of(encoder: Encoder, task: Task, settings: Settings) -> Model:
     """An encoder with a new head for a task."""
-    kind = Segmenter if task.segments else Classifier
-    return kind(encoder, len(task.classes))
+    classes = len(task.classes)
+    if task.segments:
+        return Segmenter(encoder, classes)
+    hidden, dropout = settings.transfer.head_width, settings.transfer_encoder.dropout
+    head = classification_head(encoder.width, classes, hidden, dropout)
+    return Classifier(encoder, classes, head)
 
 
 def _signals(

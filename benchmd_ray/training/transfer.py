@@ -52,7 +52,7 @@ from benchmd_ray.training.finetuning import (
     set_stochastic_depth,
 )
 from benchmd_ray.training.forward import graphed
-from benchmd_ray.training.jobs import RESULT, TransferJob, selected_by
+from benchmd_ray.training.jobs import RESULT, TRAINED, TransferJob, selected_by, trained_with
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.pretrain import require_source, require_whole_batches
 from benchmd_ray.training.reporter import Reporter, require_finite
@@ -114,7 +114,6 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
     if job.upstream is not None:
         _require_same_architecture(job, job.upstream, catalog)
     data = transfer_data(job.settings, catalog, halved=job.halved)
-    data = replace(data, into=job.scores_into)
     if job.settings.transfer.mode == "finetune":
         require_balanceable(job.settings, catalog, data)
     return data
@@ -170,7 +169,7 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
         stated = model_description(job.upstream)["weights"]
         load_weights(encoder, job.upstream / MODEL, stated, "encoder.")
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed, 1))
-    model = model_of(encoder, catalog.task)
+    model = model_of(encoder, catalog.task, settings)
     if settings.transfer.freezes:
         assert isinstance(model, Classifier)  # `require_transferable` refuses others
         evaluate = linear_evaluation if settings.transfer.mode == "linear" else nearest_neighbours
@@ -189,20 +188,32 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
         _export(job, catalog, data, best)
 
 
-def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) -> None:
+def model_about(job: TransferJob, catalog: Catalog) -> dict[str, Any]:
+    """What `export_model` states of the model of a job on a `normalised` catalog."""
     transfer = job.settings.transfer
     # Augmentation is not used if each record is encoded once.
     augmentation = AugmentationSettings() if transfer.freezes else transfer.augmentation
-    about = (job.settings.encoder, catalog.signal, catalog.statistics, catalog.task, augmentation)
-    nearest = transfer.neighbours if transfer.mode == "knn" else None
-    chosen = transfer.normalisation if job.upstream is not None else "catalog"
-    export_model(job.folder, best.weights, *about, nearest=nearest, normalisation=chosen)
+    return {
+        "encoder": job.settings.encoder,
+        "signal": catalog.signal,
+        "statistics": catalog.statistics,
+        "task": catalog.task,
+        "augmentation": augmentation,
+        "nearest": transfer.neighbours if transfer.mode == "knn" else None,
+        "hidden": transfer.head_width or None,
+        "normalisation": transfer.normalisation if job.upstream is not None else "catalog",
+    }
+
+
+def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) -> None:
+    export_model(job.folder, best.weights, **model_about(job, catalog))
     write_hashed_json(
         job.folder / RESULT,
         {
             "best_epoch": best.epoch,
             selected_by(catalog.task): best.score,
             "training_records": len(data.rows),
+            TRAINED: trained_with(job.settings, catalog.digest),
         },
         of=job.folder,
     )

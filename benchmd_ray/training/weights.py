@@ -6,14 +6,16 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NotRequired, TypeVar
+from typing import Annotated, Any, NotRequired, TypeVar
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 from typing_extensions import TypedDict
 
+from benchmd_ray.data.manifest_form import StatisticsForm
 from benchmd_ray.data.normalise import Statistics
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.files.atomic import replacing
@@ -27,12 +29,12 @@ from benchmd_ray.files.integrity import (
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.encoder import NETWORKS, Encoder, make_encoder
-from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.heads import Classifier, classification_head
 from benchmd_ray.models.neighbours import NearestNeighbours
 from benchmd_ray.models.networks import network_source, require_task
 from benchmd_ray.models.segmenter import Segmenter
 from benchmd_ray.runs.files import MODEL, RUN
-from benchmd_ray.schema.typed import Count, typed
+from benchmd_ray.schema.typed import Count, form_fault, typed
 from benchmd_ray.settings.definition import AugmentationSettings, EncoderSettings, as_dict, updated
 from benchmd_ray.training.state import differences, listed
 
@@ -43,6 +45,14 @@ START = "start.safetensors"
 DESCRIPTION = "model.json"
 CONFIG = "config.json"
 """File with this description and more, for a model exported from its store."""
+MOST_MEMBERS = 100
+"""Most models of an average."""
+
+
+class MemberForm(TypedDict):
+    """A model of an average."""
+
+    statistics: StatisticsForm | None
 
 
 class ModelForm(TypedDict):
@@ -60,6 +70,10 @@ class ModelForm(TypedDict):
     """Of a transfer, whose statistics these are: its ``catalog``'s, or its ``pretraining``'s."""
     nearest: NotRequired[Count]
     """Number of neighbours that vote, if the head is nearest neighbours."""
+    hidden: NotRequired[Count]
+    """Width of the head's hidden layer, if it has one."""
+    members: NotRequired[Annotated[list[MemberForm], Field(min_length=2, max_length=MOST_MEMBERS)]]
+    """Of an average; the statistics above are None then."""
     weights: str
     """SHA-256."""
 
@@ -73,11 +87,13 @@ def export_model(
     task: Task | None = None,
     augmentation: AugmentationSettings | None = None,
     nearest: int | None = None,
+    hidden: int | None = None,
     normalisation: str | None = None,
 ) -> None:
     """Write float32 weights with a description of architecture and input.
 
-    ``nearest`` is the number of voting neighbours, if the head is not trained.
+    ``nearest`` is the number of voting neighbours, if the head is not trained; ``hidden`` the width
+    of its hidden layer, if it has one.
     """
     description = {
         "encoder": as_dict(encoder),
@@ -87,6 +103,7 @@ def export_model(
         "statistics": statistics,
         "augmentation": as_dict(augmentation or AugmentationSettings()),
         **({} if nearest is None else {"nearest": nearest}),
+        **({} if hidden is None else {"hidden": hidden}),
         **({} if normalisation is None else {"normalisation": normalisation}),
         "weights": write_weights(folder / MODEL, weights),
     }
@@ -117,10 +134,10 @@ def load_weights(module: nn.Module, path: Path, stated: str, prefix: str = "") -
 
     With ``prefix`` only the tensors with this prefix are loaded; it is removed from their names.
     """
-    _fill(module, _read_weights(path, stated), path, prefix)
+    _fill(module, read_weights(path, stated), path, prefix)
 
 
-def _read_weights(path: Path, stated: str) -> dict[str, torch.Tensor]:
+def read_weights(path: Path, stated: str) -> dict[str, torch.Tensor]:
     """Finite tensors of a safetensors file with this SHA-256, by name."""
     remedy = made_again(path.parent)
     require_sha256(path, stated, remedy)
@@ -136,7 +153,7 @@ def _read_weights(path: Path, stated: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _fill(module: nn.Module, tensors: dict[str, torch.Tensor], path: Path, prefix: str) -> None:
+def _fill(module: nn.Module, tensors: Mapping[str, torch.Tensor], path: Path, prefix: str) -> None:
     """Load the tensors with a prefix; for a module on the meta device only compare them."""
     tensors = {
         name.removeprefix(prefix): value
@@ -159,16 +176,8 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
 
 def load_encoder(folder: Path) -> Encoder:
     """The encoder of a finished run, pretraining or transfer."""
-    description = model_description(folder)
-    size = updated(EncoderSettings(), description["encoder"])
-    path, (signal, _) = folder / MODEL, described(description, folder)
-    tensors = _read_weights(path, description["weights"])
-    if size.network in NETWORKS:  # allocates only tensors that the weights fill
-        with torch.device("meta"):
-            _fill(make_encoder(signal, size), tensors, path, "encoder.")
-    encoder = make_encoder(signal, size, recorded=description["network_source"] or "unknown")
-    _fill(encoder, tensors, path, "encoder.")
-    return encoder
+    description = require_one_model(folder)
+    return _encoder(folder, description, read_weights(folder / MODEL, description["weights"]))
 
 
 def load_classifier(folder: Path) -> Classifier:
@@ -181,9 +190,58 @@ def load_segmenter(folder: Path) -> Segmenter:
     return _load_model(folder, Segmenter)
 
 
-def _load_model(folder: Path, kind: type[Model]) -> Model:
-    encoder = load_encoder(folder)
+def require_one_model(folder: Path) -> dict[str, Any]:
+    """`model_description` of what is no average."""
     description = model_description(folder)
+    if "members" in description:
+        raise BenchmdError(
+            f"{folder} is an average of {len(description['members'])} models, of which none is "
+            "used by itself: name one of its runs, or a folder that `benchmd export` wrote of one."
+        )
+    return description
+
+
+def require_statistics(statistics: Any, signal: Signal, folder: Path) -> None:
+    """Refuse statistics that no training split has; None is for signals that need none."""
+    if statistics is None:
+        return
+    fault = form_fault(StatisticsForm, statistics)
+    if not fault and {len(statistics["mean"]), len(statistics["std"])} != {signal.input_shape[0]}:
+        fault = f"expected {signal.input_shape[0]} means and deviations, one of each channel"
+    if not fault and min(statistics["std"]) <= 0:
+        fault = f"a standard deviation is {min(statistics['std']):g}, expected above 0"
+    if fault:
+        raise Damaged(_description_of(folder), f"statistics: {fault}", made_again(folder))
+
+
+def _encoder(
+    folder: Path, description: Mapping[str, Any], tensors: dict[str, torch.Tensor]
+) -> Encoder:
+    size = updated(EncoderSettings(), description["encoder"])
+    path, (signal, _) = folder / MODEL, described(description, folder)
+    if size.network in NETWORKS:  # allocates only tensors that the weights fill
+        with torch.device("meta"):
+            _fill(make_encoder(signal, size), tensors, path, "encoder.")
+    encoder = make_encoder(signal, size, recorded=description["network_source"] or "unknown")
+    _fill(encoder, tensors, path, "encoder.")
+    return encoder
+
+
+def _load_model(folder: Path, kind: type[Model]) -> Model:
+    description = require_one_model(folder)
+    tensors = read_weights(folder / MODEL, description["weights"])
+    return model_of_tensors(folder, description, tensors, kind)
+
+
+def model_of_tensors(
+    folder: Path,
+    description: Mapping[str, Any],
+    tensors: dict[str, torch.Tensor],
+    kind: type[Model],
+    encoder: Encoder | None = None,
+) -> Model:
+    """A model of these tensors; those of the encoder may be in a model already."""
+    encoder = encoder or _encoder(folder, description, tensors)
     _, task = described(description, folder)
     if task is None:
         raise BenchmdError(
@@ -192,32 +250,52 @@ def _load_model(folder: Path, kind: type[Model]) -> Model:
         )
     require_task(task, updated(EncoderSettings(), description["encoder"]))
     model: Classifier | Segmenter
-    if "nearest" in description:
-        head = _neighbours(folder, description, task, encoder.width)
-        model = Classifier(encoder, len(task.classes), head)
+    if task.segments:
+        model = Segmenter(encoder, len(task.classes))
     else:
-        model = (Segmenter if task.segments else Classifier)(encoder, len(task.classes))
+        load_head = _neighbours if "nearest" in description else _trained_head
+        head = load_head(folder, description, tensors, task, encoder.width)
+        model = Classifier(encoder, len(task.classes), head)
     if not isinstance(model, kind):
         does = {Classifier: "classifies", Segmenter: "segments"}
         raise BenchmdError(
             f"the model in {folder} {does[type(model)]}: name one that {does[kind]}."
         )
-    load_weights(model, folder / MODEL, description["weights"])
+    _fill(model, tensors, folder / MODEL, "")
     return model
 
 
+def _trained_head(
+    folder: Path,
+    description: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    task: Task,
+    width: int,
+) -> nn.Module:
+    """The head without its weights; allocates a hidden layer only if the weights fill it."""
+    hidden = description.get("hidden", 0)
+    shapes = (width, len(task.classes), hidden)
+    if hidden:
+        with torch.device("meta"):
+            head = classification_head(*shapes)
+        _fill(head, tensors, folder / MODEL, "head.")
+    return classification_head(*shapes)
+
+
 def _neighbours(
-    folder: Path, description: Mapping[str, Any], task: Task, width: int
+    folder: Path,
+    description: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    task: Task,
+    width: int,
 ) -> NearestNeighbours:
     """The head that holds the training records, checked."""
     path, remedy, nearest = folder / MODEL, made_again(folder), description["nearest"]
-    require_sha256(path, description["weights"], remedy)
     if not isinstance(nearest, int) or nearest < 1:
         raise Damaged(folder / DESCRIPTION, f"nearest is {shown(nearest)}, below 1", remedy)
     try:
-        tensors = load_file(path)
         features, targets = tensors["head.features"], tensors["head.targets"]
-    except (OSError, SafetensorError, KeyError) as error:
+    except KeyError as error:
         raise Damaged(path, f"it holds no training records ({error})", remedy) from error
     wanted = (len(targets) if targets.ndim else 0, len(task.classes))
     if not wanted[0] or features.shape != (wanted[0], width) or targets.shape != wanted:

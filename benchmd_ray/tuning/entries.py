@@ -15,7 +15,15 @@ from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.models.encoder import require_signals
 from benchmd_ray.models.networks import network_source
 from benchmd_ray.settings.definition import EncoderSettings, Settings, default_settings, updated
-from benchmd_ray.settings.in_use import AUGMENTATION, BUILT_IN, METHOD_SETTINGS, finetunes
+from benchmd_ray.settings.in_use import (
+    AUGMENTATION,
+    BUILT_IN,
+    METHOD_SETTINGS,
+    finetunes,
+    reads,
+)
+from benchmd_ray.ssl import BASELINES, protocol_encoder, with_solver
+from benchmd_ray.ssl.brought import own_encoder
 from benchmd_ray.training.augmentation import require_applicable
 from benchmd_ray.tuning.parameters import (
     KINDS,
@@ -36,6 +44,11 @@ CHOICE = ("kind", "values", "default", "when")
 RANGE = ("kind", "low", "high", "step", "default", "when")
 DROPOUT = ("encoder.dropout", "encoder.embedding_dropout")
 """Encoder settings that do not affect the shapes of its weights."""
+MODES = {
+    "linear": "linear evaluation",
+    "knn": "classification by nearest neighbours",
+    "finetune": "fine-tuning",
+}
 NEVER = {
     "seed": "seeds show how much a result varies, so they must not be chosen by results",
     "tuned": "it names the search that found the settings",
@@ -65,8 +78,9 @@ class Scope:
     @cached_property
     def fixed(self) -> Settings:
         """The fixed protocol of the technique and modality."""
-        size = "vit-tiny" if self.technique in ("imagenet", "imagenet+mae") else "paper"
-        return default_settings(self.modality, size)
+        settings = default_settings(self.modality, protocol_encoder(self.technique))
+        encoder = own_encoder(self.technique) or settings.encoder
+        return with_solver(replace(settings, encoder=encoder), self.technique)
 
 
 def read_entries(entries: Mapping[str, Any], scope: Scope) -> tuple[Parameter, ...]:
@@ -127,15 +141,20 @@ def _barred_in_pretraining(name: str, group: str, technique: str) -> str | None:
 
 
 def _barred_in_transfer(name: str, group: str, scope: Scope) -> str | None:
-    linear = scope.setting.split("-")[0] == "linear"
+    mode = scope.setting.split("-")[0]
     if group == "pretrain":
         return "the trials of a search of transfer share one pretraining"
-    if linear and (group == "encoder" or finetunes(name)):
-        return "linear evaluation leaves the encoder as it is"
-    if name == "transfer.freeze" and scope.technique == "scratch":
-        return "there is no pretrained encoder that could stay frozen"
+    if group == "encoder" and scope.technique in BASELINES:  # each trial fits its own
+        is_option = name.startswith("encoder.options.")
+        return None if is_option else f"{scope.technique} reads only encoder.options"
+    if mode != "finetune" and (group == "encoder" or finetunes(name)):
+        return f"{MODES[mode]} leaves the encoder as it is"
     if group == "encoder" and scope.technique != "scratch":
         return "the encoder is that of the pretraining; its dropout here is transfer.dropout"
+    if group == "transfer" and not reads(mode, name):
+        return f"{MODES[mode]} does not read it"
+    if name == "transfer.freeze" and scope.technique == "scratch":
+        return "there is no pretrained encoder that could stay frozen"
     return None
 
 

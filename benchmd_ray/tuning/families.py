@@ -25,6 +25,8 @@ class Family:
     """Settings at the space's start, one for each source, with device and precision resolved."""
     pretrained_on: tuple[str, ...] = ()
     """Digests of the catalogs that its pretraining is on, if not the source's own."""
+    held: frozenset[str] = frozenset()
+    """Settings that the user fixed at the start."""
 
     @property
     def name(self) -> str:

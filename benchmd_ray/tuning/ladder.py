@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
@@ -37,6 +37,17 @@ def steps_within(most: int) -> tuple[int, ...]:
     return tuple(step for step in (first, first * REDUCTION) if step < most)
 
 
+def expected_evaluations(trials: int, until: int) -> int:
+    """Evaluations of a search of so many trials, if none is stopped within its first."""
+    climbers, total = trials - 1, trials
+    for rung, following in itertools.pairwise(RUNGS):
+        if following > until or not climbers:
+            break
+        climbers = min(climbers, max(FEW, climbers // REDUCTION))
+        total += (climbers + 1) * (following - rung)
+    return total
+
+
 def falls_behind(score: float, reached: Sequence[float]) -> bool:
     """Whether a trial stops at a step, as it is not in the best third of those that reached it.
 
@@ -47,7 +58,7 @@ def falls_behind(score: float, reached: Sequence[float]) -> bool:
 
 
 def next_evaluation(
-    scores: Scores, granted: Mapping[int, Collection[int]], left: float, until: int = RUNGS[-1]
+    scores: Scores, granted: Mapping[int, Set[int]], left: float, until: int = RUNGS[-1]
 ) -> tuple[int, int] | None:
     """The trial that climbs next, and its evaluation; None while others work, and at the end.
 
@@ -73,7 +84,7 @@ def next_evaluation(
 def _within(
     climbers: Sequence[int],
     scores: Scores,
-    granted: Mapping[int, Collection[int]],
+    granted: Mapping[int, Set[int]],
     left: float,
     evaluations: range,
 ) -> tuple[int, int] | None:
@@ -197,4 +208,4 @@ def _simulated(center: float, spread: float, noise: float, evaluations: Sequence
         sums, done = sums + (rung - done) * effects + extra, rung
     means = np.where(is_left, sums / done, -np.inf)
     best = means.argmax(axis=1)
-    return float((means[rows, best] - effects[rows, best]).mean())
+    return max(0.0, float((means[rows, best] - effects[rows, best]).mean()))

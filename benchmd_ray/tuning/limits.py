@@ -132,7 +132,7 @@ class Limits:
             state: sum(t.state == state for t in trials)
             for state in ("complete", "stopped", "failed")
         }
-        parts = [f"{len(self.running)} running"]
+        parts = ["exploring" if self.exploring else "climbing", f"{len(self.running)} running"]
         parts += [f"{ended['stopped']} stopped early", f"{ended['failed']} failed"]
         if (best := self.study.best()) is not None:
             parts.append(

@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ from benchmd_ray.files.atomic import resource_folder
 from benchmd_ray.files.integrity import MAX_JSON_BYTES, read_json
 from benchmd_ray.schema.typed import PlainValue, typed
 from benchmd_ray.storage.location import Location, write
-from benchmd_ray.tuning.racing import REDUCTION
-from benchmd_ray.tuning.records import NUMERIC, SearchRecord
-from benchmd_ray.tuning.spaces import Space
+from benchmd_ray.tuning.families import FAMILY, Family
+from benchmd_ray.tuning.ladder import RUNGS
+from benchmd_ray.tuning.records import NUMERIC, FamilyRecord, SearchRecord
 
-VERSION = 5
+VERSION = 6
 SHIPPED = "portfolio.json"
 MOST = 6
 CANDIDATES = 3
@@ -49,7 +50,8 @@ class SearchKind:
     """Searches of one kind can learn from each other."""
 
     axes: int
-    pretrained: bool
+    technique: str
+    """``scratch``, ``random-kernels``, or ``pretrained`` for all others."""
     mode: str
     metric: str
     """``auroc``, or ``dsc`` of masks."""
@@ -70,6 +72,7 @@ class Candidate:
 class PortfolioSettings:
     """Settings that a portfolio gives a search."""
 
+    family: str
     values: dict[str, PlainValue]
     datasets: tuple[str, ...]
 
@@ -129,29 +132,48 @@ def write_portfolio(place: Location, portfolio: Portfolio) -> None:
 
 
 def chosen_settings(
-    portfolio: Portfolio, kind: SearchKind, space: Space, usable: Callable[[str], bool]
+    portfolio: Portfolio,
+    kinds: Mapping[str, SearchKind],
+    families: Sequence[Family],
+    usable: Callable[[str], bool],
 ) -> tuple[PortfolioSettings, ...]:
-    """Settings that a search tries right after its start, in order.
+    """Settings that a search tries right after its families' starts, in order.
 
-    ``usable``: whether settings learned on a dataset may be used.
+    ``kinds``: of each family by name. ``usable``: whether settings learned on a dataset may be
+    used. Families take turns.
     """
 
     def allowed(dataset: str) -> bool:
         return all(map(usable, portfolio.origins(dataset)))
 
-    candidates = [c for c in portfolio.candidates if c.kind == kind and allowed(c.dataset)]
-    names = sorted({name for c in candidates for name in c.gains if allowed(name)})
-    if not candidates or not names:
-        return ()
-    gains = np.array([[c.gains.get(name, 0.0) for name in names] for c in candidates])
+    usable_candidates = [c for c in portfolio.candidates if allowed(c.dataset)]
+    of_families = [
+        _of_family(portfolio, kinds[family.name], family, usable_candidates, allowed)
+        for family in families
+    ]
+    turns = (settings for turn in zip_longest(*of_families) for settings in turn if settings)
+    return tuple(islice(turns, MOST))
+
+
+def _of_family(
+    portfolio: Portfolio,
+    kind: SearchKind,
+    family: Family,
+    candidates: Sequence[Candidate],
+    allowed: Callable[[str], bool],
+) -> list[PortfolioSettings]:
+    of_kind = [candidate for candidate in candidates if candidate.kind == kind]
+    names = sorted({name for c in of_kind for name in c.gains if allowed(name)})
+    if not of_kind or not names:
+        return []
+    gains = np.array([[c.gains.get(name, 0.0) for name in names] for c in of_kind])
     chosen: list[PortfolioSettings] = []
     for number in complementary(gains):
-        values = space.filled(candidates[number].values)
-        if values not in (space.start, *(settings.values for settings in chosen)):
-            chosen.append(PortfolioSettings(values, portfolio.origins(candidates[number].dataset)))
-        if len(chosen) == MOST:
-            break
-    return tuple(chosen)
+        values = family.space.filled(of_kind[number].values)
+        if values not in (family.space.start, *(settings.values for settings in chosen)):
+            origins = portfolio.origins(of_kind[number].dataset)
+            chosen.append(PortfolioSettings(family.name, values, origins))
+    return chosen
 
 
 def complementary(gains: np.ndarray) -> Iterator[int]:
@@ -169,22 +191,28 @@ def complementary(gains: np.ndarray) -> Iterator[int]:
         reached = np.maximum(reached, gains[best])
 
 
-def learned(records: Sequence[SearchRecord], kinds: Mapping[str, SearchKind]) -> Portfolio:
-    """A portfolio of finished searches on one source each."""
-    models = {}
+def learned(
+    records: Sequence[SearchRecord], kinds: Mapping[tuple[str, str], SearchKind]
+) -> Portfolio:
+    """A portfolio of finished searches on one source each.
+
+    ``kinds``: of each search and family, by their names.
+    """
+    models = []
     for record in records:
-        model = _Model.of(record)
-        if model is not None and record.name in kinds:
-            models[record.name] = (record, kinds[record.name], model)
+        for family in record.families:
+            kind = kinds.get((record.name, family.name))
+            if kind is not None and (model := _Model.of(record, family)) is not None:
+                models.append((record, family, kind, model))
     candidates = []
     after: dict[str, set[str]] = {}
-    for record, kind, _ in models.values():
+    for record, family, kind, _ in models:
         dataset = str(record.sources[0]["source"])
-        if record.taught:
-            after.setdefault(dataset, set()).update(record.taught)
-        for values in _above_the_start(record):
+        if record.lenders:
+            after.setdefault(dataset, set()).update(record.lenders)
+        for values in _above_the_start(record, family):
             gains: dict[str, list[float]] = {}
-            for other, other_kind, model in models.values():
+            for other, _, other_kind, model in models:
                 if other_kind == kind:
                     name = str(other.sources[0]["source"])
                     gains.setdefault(name, []).append(model.gain(values))
@@ -207,31 +235,27 @@ def _that_can_be_tried(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]
     return tuple(kept)
 
 
-def _above_the_start(record: SearchRecord) -> list[dict[str, Any]]:
-    """Settings of a search that beat its start: the chosen settings, then the best others.
+def _above_the_start(record: SearchRecord, family: FamilyRecord) -> list[dict[str, Any]]:
+    """Settings of a family that beat its start: those with the most evaluations, then the best.
 
-    Settings from a portfolio are excluded, as they were learned on other datasets. If fresh
-    evaluations refuted a trial, trials below it in the race that were not evaluated again are
-    excluded too.
+    Settings from a portfolio are excluded, as they were learned on other datasets.
     """
     trials = record.trials
-    least = min(REDUCTION, record.evaluations)
-    start = trials.loc[trials["number"] == 0, "value"].iloc[0]
-    eligible = (trials["number"] > record.given) & (trials["state"] != "failed")
-    refuted, confirmed = trials["difference"] <= 0, trials["difference"] > 0
-    bar = trials["value"].where(refuted, start).max()
-    high = (trials["value"] > bar) | (confirmed & (trials["value"] > start))
-    above = trials[high & (trials["evaluations"] >= least) & eligible & ~refuted]
-    above = above.sort_values("value", ascending=False, kind="stable")
-    chosen = above["number"] == record.best
-    ordered = pd.concat([above[chosen], above[~chosen]]).head(CANDIDATES)
+    of_family = trials[trials[FAMILY] == family.name]
+    begun = of_family["number"].min()
+    borrowed = range(len(record.families), len(record.families) + record.borrowed)
+    start = of_family.loc[of_family["number"] == begun, "value"].iloc[0]
+    eligible = ~of_family["number"].isin([begun, *borrowed]) & (of_family["state"] != "failed")
+    least = min(RUNGS[1], int(of_family["evaluations"].max()))
+    above = of_family[eligible & (of_family["value"] > start) & (of_family["evaluations"] >= least)]
+    above = above.sort_values(["evaluations", "value"], ascending=False, kind="stable")
     return [
         {
             name: _as_searched(row[name], about)
-            for name, about in record.space.items()
+            for name, about in family.space.items()
             if not _missing(row[name])
         }
-        for row in _rows(ordered)
+        for row in _rows(above.head(CANDIDATES))
     ]
 
 
@@ -258,22 +282,24 @@ def _as_searched(value: Any, about: Mapping[str, Any]) -> Any:
 class _Model:
     """Estimates the score of any settings in a search from its trials."""
 
-    def __init__(self, record: SearchRecord, rows: pd.DataFrame) -> None:
+    def __init__(self, family: FamilyRecord, rows: pd.DataFrame) -> None:
         from sklearn.ensemble import RandomForestRegressor
 
-        self._space = record.space
+        self._space = family.space
         points = np.array([self._point(row) for row in _rows(rows)])
-        self._start = points[rows["number"].tolist().index(0)].tolist()
+        self._start = points[0].tolist()
         self._forest = RandomForestRegressor(TREES, random_state=0, n_jobs=1)
         self._forest.fit(points, rows["value"], sample_weight=rows["evaluations"])
 
     @classmethod
-    def of(cls, record: SearchRecord) -> _Model | None:
+    def of(cls, record: SearchRecord, family: FamilyRecord) -> _Model | None:
         """Fit the model; None for too few or many trials, no start, or several sources."""
-        rows = record.trials[np.isfinite(record.trials["value"])]
-        width = sum(len(about.get("values", "1")) for about in record.space.values())
-        enough = len(rows) >= FEWEST and 0 in set(rows["number"]) and len(record.sources) == 1
-        return cls(record, rows) if enough and len(rows) * width <= MOST_NUMBERS else None
+        trials = record.trials[record.trials[FAMILY] == family.name]
+        rows = trials[np.isfinite(trials["value"])]
+        width = sum(len(about.get("values", "1")) for about in family.space.values())
+        enough = len(rows) >= FEWEST and len(record.sources) == 1
+        is_begun = enough and rows["number"].iloc[0] == trials["number"].iloc[0]
+        return cls(family, rows) if is_begun and len(rows) * width <= MOST_NUMBERS else None
 
     def _point(self, values: Mapping[str, Any]) -> list[float]:
         """Settings as numbers: a range as 0 to 1, a choice as indicators."""

@@ -1,26 +1,27 @@
-"""Adapters of a study to Ray Tune: the next job, reactions to results, and the end.
+"""Adapters of a study to Ray Tune: the next job, reactions to results and losses, and the end.
 
-A trial of Ray Tune is a job here: one or more evaluations of a trial of the study.
+What Ray Tune cannot do is done here: proposals of the study, jobs as many as the cluster has room
+for now, jobs of a killed session, and a whole GPU for a job whose share was too small.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from ray.tune import Stopper
-from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from benchmd_ray.errors import Transient
 from benchmd_ray.files.atomic import remove
-from benchmd_ray.tuning.limits import LOSSES, LOST_NODES, Ended, Limits
+from benchmd_ray.tuning.ladder import START
+from benchmd_ray.tuning.limits import Ended, Limits
+from benchmd_ray.tuning.search import LOSSES
 from benchmd_ray.tuning.stages import TrialContext
-from benchmd_ray.tuning.trial_log import Job
+from benchmd_ray.tuning.trial import Catalogs
+from benchmd_ray.tuning.trial_files import job_name
 
 
 class _NotKept:
@@ -33,9 +34,9 @@ class _NotKept:
 class Jobs(_NotKept, Searcher):  # type: ignore[misc]
     """The study's jobs, interrupted ones first."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, catalogs: Catalogs) -> None:
         super().__init__()
-        self._limits = limits
+        self._limits, self._catalogs = limits, catalogs
 
     def suggest(self, trial_id: str) -> Any:
         """The next job as a configuration, FINISHED at the end, or None to be asked again later."""
@@ -43,10 +44,11 @@ class Jobs(_NotKept, Searcher):  # type: ignore[misc]
         with _noted(limits):
             job = limits.start_next()
             if job is not None:
-                whole = job.number in limits.study.whole
-                gpus = 1.0 if whole else limits.place.gpus
-                unfinished = [other.number for other in limits.study.unfinished()]
-                return {**vars(job), "whole": whole, "gpus": gpus, "unfinished": unfinished}
+                return vars(job) | {
+                    "catalogs": self._catalogs(job.evaluation),
+                    "keep": job.number == START or job.evaluation > 0,
+                    "gpus": 1.0 if job.number in limits.study.whole else limits.place.gpus,
+                }
             drained = limits.draining and not limits.running
             waits = limits.running or limits.waiting or limits.full
             if waits and not drained and not limits.out_of_time:
@@ -67,170 +69,106 @@ class Jobs(_NotKept, Searcher):  # type: ignore[misc]
 
 
 class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
-    """Reports results to the study, and stops trials that ended or fall behind.
-
-    A lost job is restarted as a new job; Ray Tune never restarts one.
-    """
+    """Reports results to the study, and stops trials that ended or fall behind."""
 
     def __init__(self, limits: Limits, ended: Ended, work: TrialContext) -> None:
         super().__init__()
         self._limits, self._ended, self._work = limits, ended, work
-        self._newest: dict[int, tuple[int, int]] = {}
-        """Newest evaluation and step of each trial."""
-        self._losses: dict[tuple[int, bool], int] = {}
-        """Processes that each trial has lost since then, and whether with their nodes."""
-        self._jobs: dict[int, Any] = {}
-        """Of each trial at work, what Ray Tune calls so."""
+        self._trials: dict[tuple[int, int], Any] = {}
+        """What Ray Tune calls a trial, by number and evaluation of its job."""
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Note the job of a trial."""
-        self._jobs[int(trial.config["number"])] = trial
+        """Note a job that begins or is restarted, and what its next process has to know."""
+        study, key = self._limits.study, _key(trial)
+        self._trials[key] = trial
+        unfinished = [job_name(job.number, job.evaluation) for job in study.unfinished()]
+        trial.config.update(seconds=study.job(*key).seconds, unfinished=unfinished)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """The next job; also detects jobs that Ray Tune failed to start in a warm process.
+        """The next job; also takes back jobs that Ray Tune gave up without restarting them.
 
-        This happens silently if the process did not release its last job in time.
+        It does so, even silently, with a job that it could not start in a warm process.
         """
-        for number in sorted(self._limits.running):
-            job = self._jobs.get(number)
-            if job is not None and job.status == Trial.ERROR:
-                self._lost(job, "its process could not start", by_node=False)
+        limits = self._limits
+        for key in sorted(limits.running):
+            if key in self._trials and self._trials[key].is_finished():
+                limits.running.discard(key)
+                if limits.study.is_missing(*key):
+                    limits.waiting.insert(0, limits.study.job(*key))
         return super().choose_trial_to_run(tune_controller)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Handle a result; nested values are flattened, with names joined by slashes."""
         goes_on = False
         with _noted(self._limits):
-            number = int(trial.config["number"])
-            if result.get("lost"):
-                self._lost(trial, result["failed"], by_node=bool(result.get("away")))
-            elif not (result.get("memory") and self._takes_whole(trial)):
-                goes_on = self._goes_on(number, result)
-            reached = (int(result.get("evaluation", 0)), int(result.get("step", 0)))
-            if goes_on and reached > self._newest.get(number, (-1, 0)):
-                self._newest[number] = reached
-                for by_node in (False, True):
-                    self._losses.pop((number, by_node), None)
+            goes_on = self._goes_on(trial, result)
+            if not goes_on:
+                self._finish(trial)
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
 
-    def _takes_whole(self, trial: Any) -> bool:
-        """Restart a trial that ran out of memory on a shared GPU, on a whole one."""
-        if trial.config["whole"] or not 0 < self._limits.place.gpus < 1:
-            return False
-        number = int(trial.config["number"])
-        reason = "it ran out of memory on its share of a GPU and is restarted on a whole one"
-        self._limits.lost(number, reason)
-        self._limits.study.worked(number, self._seconds(trial))  # on its share
-        self._limits.study.whole.add(number)
-        self._again(trial)
-        return True
-
-    def _goes_on(self, number: int, result: dict[str, Any]) -> bool:
-        study, seconds = self._limits.study, float(result["seconds"])
-        if result["failed"] and result.get("trouble"):
-            reason = result["failed"].rstrip(".")
-            self._limits.trouble = Transient(
-                f"trial {number} could not run: {reason}. When that is fixed, run the same command "
-                "again: it resumes with this trial."
-            )
-            return False
-        if result["failed"]:
-            study.ended(number, seconds=seconds, reason=result["failed"])
+    def _goes_on(self, trial: Any, result: dict[str, Any]) -> bool:
+        limits, study, (number, evaluation) = self._limits, self._limits.study, _key(trial)
+        seconds, reason = float(result["seconds"]), result["failed"]
+        if reason and result["lost"]:
+            return True  # it is about to raise the error
+        if reason and result["memory"] and 0 < trial.config["gpus"] < 1:
+            limits.lost(number, "it ran out of memory on its share of a GPU and gets a whole one")
+            study.worked(number, evaluation, seconds)  # on its share
+            study.whole.add(number)
+            limits.waiting.insert(0, study.job(number, evaluation))
+        elif reason:
+            study.ended(number, evaluation, seconds=seconds, reason=reason)
         elif result["whole"]:
             prefix = "scores/"
             scores = {k.removeprefix(prefix): v for k, v in result.items() if prefix in k}
-            sound = study.evaluated(number, int(result["evaluation"]), scores, seconds)
-            if sound and not result["complete"]:
-                self._limits.look()
-                return True
+            study.evaluated(number, evaluation, scores, seconds)
         elif study.reported(number, int(result["step"]), float(result["score"]), seconds):
-            study.ended(number, seconds=seconds)
+            study.ended(number, evaluation, seconds=seconds)
         else:
-            self._limits.look()
+            limits.look()
             return True
-        self._finish(number)
         return False
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        """A trial's process was lost."""
-        error_text, last = last_error(trial), last_reported(trial)
-        if GONE.search(error_text) or last.get("node") in dead_nodes():
-            begun = "seconds" in last
-            reason = "its node was lost" if begun else "its node was lost before it started"
-            self._lost(trial, reason, by_node=True)
-        else:
-            self._lost(trial, "its process was lost", by_node=False)
-
-    def _lost(self, trial: Any, reason: str, *, by_node: bool) -> None:
-        """Restart a trial in another process, unless it was lost too often.
-
-        ``by_node``: whether its node or storage failed.
-        """
-        number, limits = int(trial.config["number"]), self._limits
+        """A job's process was lost, or raised an error that is not the trial's."""
+        limits, study, (number, evaluation) = self._limits, self._limits.study, _key(trial)
+        last = dict(trial.run_metadata.last_result or {})
+        raised = last["failed"].rstrip(".") if last.get("lost") else ""
         with _noted(limits):
-            limits.lost(number, reason)
-            losses = self._losses[number, by_node] = self._losses.get((number, by_node), 0) + 1
-            # Resources that Ray Train reserved for its workers are freed when nothing runs any
-            # more.
-            limits.draining |= limits.place.workers > 1
-            if losses < (LOST_NODES if by_node else LOSSES):
-                self._again(trial)
+            limits.lost(number, raised or "its process was lost")
+            study.worked(number, evaluation, float(last.get("seconds", 0.0)))
+            if limits.place.workers > 1:
+                limits.draining = True
+                if study.crashed(number) < LOSSES:
+                    return
+            elif trial.should_recover():
                 return
-            limits.study.ended(number, seconds=self._seconds(trial), reason=f"{reason}, {OFTEN}")
-            self._finish(number)
+            if raised:
+                limits.trouble = Transient(
+                    f"trial {number} could not run: {raised}. When that is fixed, run the same "
+                    "command again: it resumes with this trial."
+                )
+                return
+            reason, seconds = (
+                "its process was lost again and again",
+                study.job(number, evaluation).seconds,
+            )
+            study.ended(number, evaluation, seconds=seconds, reason=reason)
+            self._finish(trial)
 
-    @staticmethod
-    def _seconds(trial: Any) -> float:
-        return max(float(trial.config["seconds"]), float(last_reported(trial).get("seconds", 0.0)))
-
-    def _again(self, trial: Any) -> None:
-        limits, number = self._limits, int(trial.config["number"])
-        limits.running.discard(number)
-        left = limits.study.left(number)
-        if not left:  # it was lost after its last report
-            self._finish(number)
-            return
-        again = Job(number, dict(trial.config["values"]), left, self._seconds(trial))
-        limits.waiting.insert(0, again)
+    def _finish(self, trial: Any) -> None:
+        """Free the place of a job; if it is over, remove its files and report it."""
+        limits, key = self._limits, _key(trial)
+        limits.running.discard(key)
         limits.look()
-
-    def _finish(self, number: int) -> None:
-        self._limits.running.discard(number)
-        self._limits.look()
-        with suppress(OSError):  # the next session removes what is left
-            remove(self._work.trial_folder(number))
-        self._ended(number)
+        if not limits.study.is_missing(*key):
+            with suppress(OSError):  # the next session removes what is left
+                remove(self._work.job_folder(*key))
+            self._ended(key[0])
 
 
-OFTEN = "more than once"
-GONE = re.compile(
-    "node (has died|was terminated|died|went away)|NodeDied|unavailable", re.IGNORECASE
-)
-"""Ray's words for a process that was lost with its node or cannot be reached."""
-LAST_CHARACTERS = 10_000
-
-
-def last_reported(trial: Any) -> dict[str, Any]:
-    """A trial's last report; empty before it has any."""
-    return dict(trial.run_metadata.last_result or {})
-
-
-def last_error(trial: Any) -> str:
-    """Ray Tune's text of a trial's last error."""
-    path = trial.error_file
-    if path is None or not Path(path).is_file():
-        return ""
-    text = Path(path).read_text("utf-8", errors="replace")[-LAST_CHARACTERS:]
-    return text.rpartition("Failure #")[2]
-
-
-def dead_nodes() -> set[str]:
-    """Ray's identifiers of lost nodes."""
-    import ray
-
-    if not ray.is_initialized():
-        return set()
-    return {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
+def _key(trial: Any) -> tuple[int, int]:
+    return int(trial.config["number"]), int(trial.config["evaluation"])
 
 
 @contextmanager

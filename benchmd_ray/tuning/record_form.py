@@ -86,6 +86,7 @@ class SearchedForm(TypedDict):
 class Borrowed(TypedDict):
     """Settings that a search got from a portfolio."""
 
+    family: Name
     values: dict[str, Any]
     datasets: list[Name]
 

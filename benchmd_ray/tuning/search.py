@@ -1,8 +1,8 @@
-"""A search: Ray Tune executes the trials that a study proposes, until the budget is used.
+"""A search: Ray Tune executes the jobs of a study, until the budget is used.
 
-Ray Tune places trials, notices lost processes and keeps processes warm. Proposals, early stopping,
-retries and outcomes are decided here and stored in the study, so a killed search resumes without
-any state of Ray Tune.
+Ray Tune places jobs, keeps processes warm, and restarts a job whose process was lost, which resumes
+from its folder. Proposals, grants, early stopping and outcomes are decided by the study and stored
+in its journal, so a killed search resumes without any state of Ray Tune.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 
 from benchmd_ray.cluster.connection import free_reserved
 from benchmd_ray.cluster.gpu_memory import is_exhausted, take_share
-from benchmd_ray.errors import DiskFull, Gone, NoRoom, Transient
+from benchmd_ray.errors import DiskFull, Transient
 from benchmd_ray.files.atomic import is_disk_full, remove
-from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
-from benchmd_ray.tuning.stages import TrialContext, on_workers
-from benchmd_ray.tuning.trial import Reached, out_of_memory, run_trial, why_failed
+from benchmd_ray.tuning.limits import Ended, Limits
+from benchmd_ray.tuning.stages import TrialContext
+from benchmd_ray.tuning.trial import Catalogs, Reached, out_of_memory, run_trial, why_failed
 from benchmd_ray.tuning.trial_files import leave_only
 
 ENVIRONMENT = {
@@ -31,26 +31,32 @@ ENVIRONMENT = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # a signal halts the search, see `Limits`
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # nothing is restored from these
     "TUNE_FORCE_TRIAL_CLEANUP_S": "5",
-    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # the number of trials is decided here
-    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE": "1",  # otherwise Ray Tune restarts such a trial
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # the number of jobs is decided by `Limits`
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 """Read by Ray Tune when it is imported or started."""
+RESTARTS = 3
+"""Restarts of a job whose process was lost, by Ray Tune; lost to preemption, they do not count."""
+LOSSES = 2
+"""Crashes, over all sessions, after which a trial fails: of Ray Tune itself while it worked, or of
+its process if it has workers.
+"""
 WAITING = {"memory": 1.0}
-"""Resources of a trial that waits for its workers, whose resources Ray Train reserves: one byte, as
+"""Resources of a job that waits for its workers, whose resources Ray Train reserves: one byte, as
 zero is not allowed.
 """
-AWAY_SECONDS = 5.0
-"""Seconds before a trial that found no resources or no storage is retried."""
+AWAY_SECONDS = 15.0
+"""Seconds before a job that failed for lack of resources or storage is restarted."""
 
 
-def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
-    """Run trials until the budget is used, those interrupted in an earlier session first.
+def search(work: TrialContext, limits: Limits, ended: Ended, catalogs: Catalogs) -> None:
+    """Run jobs until the budget is used, those interrupted in an earlier session first.
 
+    ``catalogs`` gives the inner catalogs of an evaluation, one of each source, and may write them.
     Ray must be connected; raises `Transient` if Ray Tune itself fails repeatedly.
     """
     limits.study.end_stopped()
-    leave_only(work.folder, [trial.number for trial in limits.study.unfinished()])
+    leave_only(work.folder, limits.study.unfinished())
     storage = work.local / "ray_tune"
     with quiet_tune():
         while True:
@@ -64,14 +70,12 @@ def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
                 limits.waiting = [job]
             error: Exception | None = None
             try:
-                _fit(work, limits, ended, storage)
-            except (
-                Exception
-            ) as raised:  # of Ray Tune, such as by a trial that used up a node's memory
+                _fit(work, limits, ended, catalogs, storage)
+            except Exception as raised:  # such as by a trial that used up a node's memory
                 error = raised
             remove(storage)
             if limits.place.workers > 1:
-                free_reserved()  # of trials that were interrupted
+                free_reserved()  # of jobs that were interrupted
             limits.draining = False
             if limits.trouble is not None:
                 raise limits.trouble
@@ -81,17 +85,19 @@ def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
 
 
 def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
-    """After a crash of Ray Tune, fail running trials that were lost too often."""
+    """After a crash of Ray Tune, fail the trials that were running at so many of them."""
     lines = str(error or "Ray Tune gave no reason").strip().splitlines()
     line = lines[-1] if lines else type(error).__name__
-    lost = [job for job in limits.study.unfinished() if job.number in limits.running]
+    lost = [
+        job for job in limits.study.unfinished() if (job.number, job.evaluation) in limits.running
+    ]
     if error is not None and not lost:
         raise Transient(f"Ray Tune failed: {line}. Run the same command again.") from error
     for job in lost:
         limits.lost(job.number, line)
         if limits.study.crashed(job.number) >= LOSSES:
             reason = f"its process was lost: {line}"
-            limits.study.ended(job.number, seconds=job.seconds, reason=reason)
+            limits.study.ended(job.number, job.evaluation, seconds=job.seconds, reason=reason)
             ended(job.number)
 
 
@@ -112,7 +118,9 @@ def quiet_tune() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _fit(work: TrialContext, limits: Limits, ended: Ended, storage: Path) -> None:
+def _fit(
+    work: TrialContext, limits: Limits, ended: Ended, catalogs: Catalogs, storage: Path
+) -> None:
     from ray import tune
 
     from benchmd_ray.tuning.ray_tune import Jobs, Judge, Watch
@@ -124,10 +132,12 @@ def _fit(work: TrialContext, limits: Limits, ended: Ended, storage: Path) -> Non
         return tune.PlacementGroupFactory([resources if place.workers == 1 else WAITING])
 
     trainable = tune.with_resources(tune.with_parameters(trial_loop, work=work), resources_of)
+    # What a lost job reserved for its workers is freed when nothing runs any more, see `Judge`.
+    restarts = RESTARTS if place.workers == 1 else 0
     tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
-            search_alg=Jobs(limits),
+            search_alg=Jobs(limits, catalogs),
             scheduler=Judge(limits, ended, work),
             num_samples=-1,
             reuse_actors=True,
@@ -136,52 +146,45 @@ def _fit(work: TrialContext, limits: Limits, ended: Ended, storage: Path) -> Non
             name="search",
             storage_path=str(storage),
             stop=Watch(limits),
-            failure_config=tune.FailureConfig(max_failures=0),  # see `Judge`
+            failure_config=tune.FailureConfig(max_failures=restarts),
             verbose=0,
         ),
     ).fit()
 
 
-def _failure_report(error: Exception, work: TrialContext) -> dict[str, Any]:
-    from ray.exceptions import RayError
-
-    away = isinstance(error, NoRoom | RayError) or getattr(error, "away", False)
-    workers = any(on_workers(arm.settings) for arm in work.arms)
-    transient = isinstance(error, Transient | DiskFull) or is_disk_full(error, work.local)
-    broken = isinstance(error, OSError) and not out_of_memory(error)  # disk or network
-    elsewhere = workers and isinstance(error, Transient) and not isinstance(error, Gone)
-    lost = away or elsewhere or (broken and not transient)
-    return {
-        "failed": why_failed(error) or "no reason",
-        "memory": is_exhausted(error),
-        "away": away,  # its nodes or storage went away
-        "lost": lost,  # another process may succeed
-        "trouble": transient and not lost,  # fails until it is fixed
-    }
-
-
 def trial_loop(config: Mapping[str, Any], work: TrialContext) -> None:
-    """One trial in a process of Ray Tune; every error is reported, not raised."""
-    import ray
+    """One job in a process of Ray Tune.
+
+    Errors of the trial are reported; others are reported and raised, so that another process tries.
+    """
     from ray import tune
 
-    node = ray.get_runtime_context().get_node_id()
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = "60"  # a stopped job may be saving a file
 
     def report(reached: Reached) -> None:
-        about = {"scores": dict(reached.scores), "failed": "", "node": node}
-        tune.report({**vars(reached), **about})
+        tune.report({**vars(reached), "scores": dict(reached.scores), "failed": ""})
 
     start = time.monotonic()
     try:
         take_share(config["gpus"])
-        job = {name: value for name, value in config.items() if name not in ("gpus", "whole")}
+        job = {name: value for name, value in config.items() if name != "gpus"}
         run_trial(work, report=report, **job)
     except Exception as error:
-        seconds = config["seconds"] + time.monotonic() - start
-        outcome = _failure_report(error, work)
-        if outcome["away"]:
+        seconds, lost = config["seconds"] + time.monotonic() - start, not is_of_trial(error, work)
+        reason, memory = why_failed(error) or "no reason", is_exhausted(error)
+        tune.report({"failed": reason, "lost": lost, "memory": memory, "seconds": seconds})
+        if lost:
             time.sleep(AWAY_SECONDS)
-        tune.report({**outcome, "seconds": seconds})
+            raise
     finally:
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # the next trial may share this GPU
+            torch.cuda.empty_cache()  # the next job may share this GPU
+
+
+def is_of_trial(error: Exception, work: TrialContext) -> bool:
+    """Whether an error is due to a trial's values, and not to disk, network, cluster or storage."""
+    from ray.exceptions import RayError
+
+    if isinstance(error, Transient | DiskFull | RayError) or is_disk_full(error, work.local):
+        return False
+    return not isinstance(error, OSError) or out_of_memory(error)

@@ -19,7 +19,7 @@ from benchmd_ray.models.encoder import require_option
 from benchmd_ray.models.networks import NETWORK as TRANSFORMER
 from benchmd_ray.schema.plain_yaml import read_yaml_file
 from benchmd_ray.settings.definition import LABEL_SETTINGS, Settings
-from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.ssl import BASELINES, BROUGHT, SCRATCH
 from benchmd_ray.tuning.entries import Scope, read_entries
 from benchmd_ray.tuning.parameters import NETWORK, Parameter, Space, applied, value_of, without
 
@@ -27,11 +27,16 @@ __all__ = ["Parameter", "Space", "applied", "shared", "space_for", "starting_at"
 
 PRETRAIN = "pretrain"
 """Setting name of a search of pretraining; the others are transfer settings as in tables."""
-LINEAR = ("linear", *(f"linear-{labels}" for labels in LABEL_SETTINGS if labels != "full"))
-SETTINGS = (PRETRAIN, *LINEAR, *(f"finetune-{labels}" for labels in LABEL_SETTINGS))
+_FEW = tuple(labels for labels, count in LABEL_SETTINGS.items() if count is not None)
+SETTINGS = (
+    PRETRAIN,
+    *("linear", *(f"linear-{labels}" for labels in _FEW)),
+    *("knn", *(f"knn-{labels}" for labels in _FEW)),
+    *(f"finetune-{labels}" for labels in LABEL_SETTINGS),
+)
 SPACES = {"e-mix": "e-mix", "shed": "shed", "mae": "mae", "imagenet+mae": "mae"}
 """File of the built-in space of each technique's pretraining."""
-UNTRAINED = (SCRATCH, "imagenet")
+UNTRAINED = (SCRATCH, "imagenet", *BASELINES)
 FROM_SCRATCH_OVER_TIME = "finetune-1d"
 """File of the built-in space of fine-tuning from random weights on signals over time.
 
@@ -59,10 +64,15 @@ def space_for(
     """
     if setting not in SETTINGS:
         raise unknown_name("setting of a search", setting, SETTINGS)
-    if setting == PRETRAIN and technique in UNTRAINED:
+    if setting == PRETRAIN and (technique in UNTRAINED or technique.startswith(BROUGHT)):
         raise BenchmdError(
             f"{technique} trains nothing in pretraining, so there is nothing to search: search a "
             "transfer setting, such as --setting linear."
+        )
+    if setting.startswith("finetune") and technique in BASELINES:
+        raise BenchmdError(
+            f"{technique} is not trained, so that it cannot be fine-tuned: search --setting linear "
+            "or knn, or for few labels linear-small."
         )
     file = path or built_in or _built_in(technique, setting, modality)
     scope = Scope(file if path else Path(file.name), technique, setting, modality, path is None)
@@ -72,6 +82,8 @@ def space_for(
 
 def _built_in(technique: str, setting: str, modality: Modality) -> Path:
     stem = SPACES.get(technique) if setting == PRETRAIN else setting.split("-")[0]
+    if technique in BASELINES:
+        stem = technique
     over_time = modality.signal.axes[-1] == "time"
     if (technique, stem) == (SCRATCH, "finetune") and over_time:
         stem = FROM_SCRATCH_OVER_TIME
@@ -148,8 +160,12 @@ def _change(entries: dict[str, Any], name: str, change: Any, where: str) -> None
     entries[name] = change if "kind" in change else {**_mapping(entries[name], where), **change}
 
 
-def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) -> Space:
+def starting_at(
+    space: Space, settings: Settings, held: Collection[str] = (), *, narrow: bool = False
+) -> Space:
     """The space with a search's settings as its start, those in ``held`` fixed.
+
+    With ``narrow``, settings whose start is outside the space are fixed, too, instead of refused.
 
     Raises:
         BenchmdError: A held name is not in the space, nothing is left to search, or the search
@@ -163,7 +179,8 @@ def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) ->
         replace(parameter, default=value_of(settings, parameter.name, parameter.default))
         for parameter in space.parameters
     )
-    left = without(started, {p.name: p.default for p in started if p.name in held})
+    outside = {p.name for p in started if narrow and not p.holds(p.default)}
+    left = without(started, {p.name: p.default for p in started if p.name in {*held} | outside})
     if not left:
         raise BenchmdError(
             f"nothing is left to search in the search space {space.name}: every setting is fixed, "

@@ -17,7 +17,14 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.families import FAMILY, Family
-from benchmd_ray.tuning.ladder import RUNGS, START, chosen, falls_behind, next_evaluation
+from benchmd_ray.tuning.ladder import (
+    RUNGS,
+    START,
+    chosen,
+    falls_behind,
+    next_evaluation,
+    optimism,
+)
 from benchmd_ray.tuning.method import RANDOM_TRIALS, Method, importance, proposed, proposed_family
 from benchmd_ray.tuning.spaces import Space
 from benchmd_ray.tuning.trial_log import Job, TrialLog
@@ -67,15 +74,18 @@ class Study(TrialLog):
         A family that has used more than an equal share of the device hours waits, unless it has
         the best trial.
         """
-        hours: dict[str, float] = dict.fromkeys(self.families, 0.0)
+        hours, counts = dict.fromkeys(self.families, 0.0), dict.fromkeys(self.families, 0)
         for trial in self.trials():
             hours[trial.family] += trial.device_hours
-        fair, best = math.fsum(hours.values()) / len(hours), self.best()
+            counts[trial.family] += 1
+        # At least one family has no more, also where the mean is rounded down.
+        fair = max(math.fsum(hours.values()) / len(hours), min(hours.values()))
+        best = self.best()
         leading = "" if best is None else best.family
         names = [name for name in hours if hours[name] <= fair or name == leading]
         number = self.begun - len(self._first)
         if number < RANDOM_TRIALS or self.method.sampler == "random" or len(names) == 1:
-            return names[number % len(names)]
+            return min(names, key=counts.__getitem__)
         seed = derived_seed(self.method.seed, self.begun, 1) % 2**32
         return proposed_family(names, seed, self._seen())
 
@@ -132,6 +142,17 @@ class Study(TrialLog):
         if START not in scores:
             return None
         return self.trials()[chosen(scores, cautious=self.method.cautious)]
+
+    def optimism(self) -> float | None:
+        """By how much the score of the choice is too high, see `ladder.optimism`."""
+        scores = self.scores()
+        return optimism(scores) if START in scores else None
+
+    def leading(self, count: int) -> list[int]:
+        """The trials with the most evaluations, the best of these first."""
+        trials = [t for t in self.trials() if t.is_sound and t.number != START]
+        trials.sort(key=lambda t: (-len(t.evaluations), -t.score, t.number))
+        return [trial.number for trial in trials[:count]]
 
     def reported(self, number: int, step: int, score: float, seconds: float) -> bool:
         """Record a trial's score within its first evaluation; returns whether it should stop.

@@ -1,11 +1,10 @@
-"""Execution of a trial: training with its values on the inner catalogs."""
+"""Execution of one evaluation of a trial: training with its values on the inner catalogs."""
 
 from __future__ import annotations
 
 import math
-import os
 import resource
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,109 +15,108 @@ import torch
 from benchmd_ray.cluster.gpu_memory import is_exhausted
 from benchmd_ray.data.catalog import confined
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files.atomic import locked, remove, without_home
-from benchmd_ray.files.integrity import write_hash
+from benchmd_ray.files.atomic import digest, locked, remove, without_home
+from benchmd_ray.storage.location import Location
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.spaces import applied
-from benchmd_ray.tuning.stages import OUT_OF_SAMPLE, Clock, Setup, TrialContext, on_workers
-from benchmd_ray.tuning.trial_files import Archive, put_scores, remove_idle
+from benchmd_ray.tuning.stages import Clock, Setup, TrialContext
+from benchmd_ray.tuning.trial_files import Archive, job_name, keep_models, remove_idle
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Progress of a trial."""
+    """Progress of an evaluation."""
 
-    evaluation: int
     step: int
     score: float
     """Score on the validation records so far: AUROC, or DSC for masks; mean over finished arms."""
     scores: Mapping[str, float]
     seconds: float
     whole: bool = False
-    complete: bool = False
-    """Whether it was the last requested evaluation."""
+    """Whether the evaluation has ended."""
 
 
 Report = Callable[[Reached], None]
+Catalogs = Callable[[int], Sequence[Location]]
+"""Inner catalogs of an evaluation, one of each source."""
+JOB = "job"
+"""File in a job's folder with the digest of what is trained there."""
 
 
 def run_trial(
     work: TrialContext,
     number: int,
+    evaluation: int,
+    family: str,
     values: Mapping[str, Any],
+    catalogs: Sequence[Location],
     report: Report,
     seconds: float = 0.0,
     *,
-    evaluations: Sequence[int] = (0,),
-    resumed: bool = True,
-    unfinished: Sequence[int] = (),
+    keep: bool = False,
+    unfinished: Collection[str] = (),
 ) -> None:
-    """Run evaluations of a trial, resuming an interrupted process.
+    """Run an evaluation of a trial, resuming from the files of an interrupted process.
 
-    ``resumed``: whether a process may have begun them, here or on another machine; ``seconds``:
-    earlier work; ``unfinished``: trials that may continue (`trial_files.remove_idle`).
+    Args:
+        work: What all trials share.
+        number: The trial.
+        evaluation: Its evaluation, which determines the seed.
+        family: Name of its family.
+        values: Values of the settings that the family searches.
+        catalogs: Inner catalogs of the evaluation, one of each source; nothing else can be opened.
+        report: Receives progress: of the first evaluation at the family's rungs, and the end.
+        seconds: Working time of earlier processes.
+        keep: Whether the models are kept (`trial_files.keep_models`).
+        unfinished: Names of jobs that may continue (`trial_files.remove_idle`).
 
     Raises:
         BenchmdError: The trial fails with these values: its loss is NaN, it ran out of memory, or a
             value does not fit the data.
     """
     torch.set_num_threads(max(1, work.cpus))
+    name, folder = job_name(number, evaluation), work.job_folder(number, evaluation)
     # A process of a killed driver may still be working on it for seconds.
-    lock = locked(work.local / "locks" / f"{number:05d}", f"trial {number}", wait=True)
-    opened = (arm.catalogs[n] for arm in work.arms for n in evaluations)
-    archive = Archive(work.folder, number)
-    with lock, confined(opened), limited(work.memory_bytes):
-        remove_idle(work.folder, number, unfinished)
-        if not resumed:
-            remove(work.trial_folder(number))
-        work.trial_folder(number).mkdir(parents=True, exist_ok=True)
-        if resumed:
-            archive.restore()
-        clock = Clock(work.trial_folder(number), seconds, archive)
-        for evaluation in evaluations:
-            folder = work.trial_folder(number) / f"{evaluation:03d}"
-            step, scores = _evaluated(work, values, evaluation, folder, report, clock)
-            if (folder / "1" / OUT_OF_SAMPLE).is_file():
-                path = work.scores_file(number, evaluation)
-                path.parent.mkdir(exist_ok=True)
-                os.replace(folder / "1" / OUT_OF_SAMPLE, path)
-                write_hash(path)
-                put_scores(work.folder, path)
-            last = evaluation == evaluations[-1]
-            report(Reached(evaluation, step, _mean(scores), scores, clock.seconds, True, last))
-            if not last:  # the last evaluation removes the trial's whole folder
-                remove(folder)
+    lock = locked(work.local / "locks" / name, f"trial {number}", wait=True)
+    with lock, confined(catalogs), limited(work.memory_bytes):
+        remove_idle(work.folder, name, unfinished)
+        archive = Archive(work.folder, name)
+        archive.restore()
+        job = digest([family, dict(values), [catalog.name for catalog in catalogs]]).encode()
+        if not _is_of(folder / JOB, job):
+            remove(folder)  # of another search of the same name
+            folder.mkdir(parents=True)
+            (folder / JOB).write_bytes(job)
+        clock, trained = Clock(folder, seconds, archive), work.families[family]
+
+        def reached(step: int, scores: Mapping[str, float], whole: bool = False) -> None:
+            if whole or (evaluation == 0 and step in trained.rungs):
+                report(Reached(step, _mean(scores), dict(scores), clock.seconds, whole))
+
+        several = len(trained.arms) > 1
+        inside = None if several or work.on_workers or evaluation else reached
+        setups = []
+        for place, (arm, catalog) in enumerate(zip(trained.arms, catalogs, strict=True), 1):
+            settings = applied(arm.settings, values)
+            settings = replace(settings, seed=seed_of(settings.seed, evaluation))
+            part = folder / str(place)  # a modality's name may be too long for an archive
+            setups.append(Setup(work, trained, arm, settings, catalog, part, clock, inside))
+        done: dict[str, float] = {}
+        for setup in setups:
+            done[setup.arm.modality] = trained.stage.train(setup)
+            if len(done) < len(setups):
+                reached(len(done), done)
+        if keep:
+            keep_models(work.folder, name, [setup.folder for setup in setups])
+        reached(len(setups) if several else trained.stage.last_step(settings), done, whole=True)
 
 
-def _evaluated(
-    work: TrialContext,
-    values: Mapping[str, Any],
-    evaluation: int,
-    folder: Path,
-    report: Report,
-    clock: Clock,
-) -> tuple[int, dict[str, float]]:
-    """Run one evaluation; returns its last step and the score by modality."""
-    done: dict[str, float] = {}
-
-    def reached(step: int, scores: Mapping[str, float]) -> None:
-        if evaluation == 0 and step in work.rungs:
-            report(Reached(evaluation, step, _mean(scores), dict(scores), clock.seconds))
-
-    several = len(work.arms) > 1
-    elsewhere = several or any(on_workers(arm.settings) for arm in work.arms)
-    kept = not elsewhere and work.fresh_from is not None and evaluation >= work.fresh_from
-    for place, arm in enumerate(work.arms, 1):
-        settings = replace(
-            applied(arm.settings, values), seed=seed_of(arm.settings.seed, evaluation)
-        )
-        inside = None if elsewhere or evaluation else reached
-        arm_folder = folder / str(place)  # a modality's name may be too long for an archive
-        setup = Setup(arm, settings, arm.catalogs[evaluation], arm_folder, clock, inside, kept)
-        done[arm.modality] = work.stage.train(work, setup)
-        if several and place < len(work.arms):
-            reached(place, done)
-    return (len(work.arms) if several else work.stage.last_step(settings)), done
+def _is_of(path: Path, job: bytes) -> bool:
+    """Whether a job's folder is of this job."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(job) + 1) == job
 
 
 def seed_of(seed: int, evaluation: int) -> int:

@@ -1,9 +1,9 @@
-"""Files of trials for a search on S3: every machine works in its own folder.
+"""Files of jobs, each one evaluation of one trial, and the models that are kept of them.
 
-Without S3, trials leave their files in the folder for the next process. On S3, scores per record
-are uploaded when they are computed, and a trial's folder is uploaded now and then as one archive,
-from which a process on another machine resumes. No lock is needed: a late upload by an abandoned
-process is still valid, only older.
+Without S3, a job leaves its files in the search's folder for the next process. On S3, every machine
+works in its own folder, which is uploaded now and then as one archive, from which a process on
+another machine resumes. No lock is needed: a late upload by an abandoned process is still valid,
+only older.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import shutil
 import tarfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -24,9 +24,11 @@ from benchmd_ray.errors import BucketError, Busy, Gone
 from benchmd_ray.files.atomic import (
     TEMPORARY,
     cache_folder,
+    flush,
     is_disk_full,
     locked,
     remove,
+    removed_on_failure,
     replacing,
 )
 from benchmd_ray.files.integrity import hash_path
@@ -35,19 +37,25 @@ from benchmd_ray.storage.address import local_name
 from benchmd_ray.storage.location import Address, Location, delete, entries, get_file, put_file
 from benchmd_ray.storage.patience import patiently
 from benchmd_ray.training.checkpoints import checkpoints
+from benchmd_ray.training.jobs import PRETRAINED, RESULT
 from benchmd_ray.training.weights import DESCRIPTION, START
+from benchmd_ray.tuning.trial_log import Job
 
-TRIALS, FRESH = "trials", "fresh"
-"""Below a search's address: archives of running trials, and scores per record."""
+TRIALS, MODELS = "trials", "models"
+"""Below a search's folder or address: files of running jobs, and kept models."""
+KEPT = 3
+"""Best trials whose models are kept, next to the start's."""
+TRANSFER = "transfer"
+"""Folder of a job's transfer; that of a pretraining within the trial is `PRETRAINED`."""
 PUT_SECONDS = 30.0
 SHARE, LONGEST_PAUSE = 0.05, 600.0
 """Share of a trial's time that uploads may take, and the longest interval for that."""
 IDLE_SECONDS = 3600.0
-"""Seconds without a process after which a trial is assumed to run elsewhere; before, it may be
+"""Seconds without a process after which a job is assumed to run elsewhere; before, it may be
 waiting.
 """
 SECONDS = "seconds"
-"""File in a trial's folder with the working time of all processes."""
+"""File in a job's folder with the working time of all processes."""
 LONGEST_NUMBER, MOST_SECONDS = 64, 10 * 365 * 86400.0
 """Limits of that file: length in bytes, and seconds (ten years)."""
 MOST_PARTS = 10
@@ -65,12 +73,17 @@ def local_folder(search: Location) -> Path:
     return cache_folder().resolve() / "searches" / name
 
 
-class Archive:
-    """A trial's files at its search's address; does nothing for a search in a folder."""
+def job_name(number: int, evaluation: int) -> str:
+    """Name of the folder, of the archive and of the models of a job."""
+    return f"{number:05d}-{evaluation:03d}"
 
-    def __init__(self, search: Location, number: int) -> None:
-        self._folder = local_folder(search) / TRIALS / f"{number:05d}"
-        self._at = search / TRIALS / _name(number) if isinstance(search, Address) else None
+
+class Archive:
+    """A job's files at its search's address; does nothing for a search in a folder."""
+
+    def __init__(self, search: Location, name: str) -> None:
+        self._folder = local_folder(search) / TRIALS / name
+        self._at = search / TRIALS / f"{name}.tar" if isinstance(search, Address) else None
         self._next = time.monotonic() + PUT_SECONDS
         self._lock = Lock()
 
@@ -101,7 +114,7 @@ class Archive:
             remove(unpacked)
 
     def tick(self) -> None:
-        """Upload the trial's files if due; if that fails the trial continues."""
+        """Upload the job's files if due; if that fails the job continues."""
         if self._at is None or not self._lock.acquire(blocking=False):
             return
         try:
@@ -126,12 +139,8 @@ class Archive:
         self._next = now + max(PUT_SECONDS, min(LONGEST_PAUSE, (now - start) / SHARE))
 
 
-def _name(number: int) -> str:
-    return f"{number:05d}.tar"
-
-
 def worked_seconds(folder: Path) -> float:
-    """Working time of a trial in seconds, from its folder; -1 if unknown."""
+    """Working time of a job in seconds, from its folder; -1 if unknown."""
     try:
         with (folder / SECONDS).open("rb") as file:
             seconds = float(file.read(LONGEST_NUMBER))
@@ -141,7 +150,7 @@ def worked_seconds(folder: Path) -> float:
 
 
 def _pack(folder: Path, packed: Path) -> None:
-    """Archive the files needed to resume a trial, with only the newest checkpoint."""
+    """Archive the files needed to resume a job, with only the newest checkpoint."""
     needed = list(
         _needed(folder)
     )  # files removed meanwhile are skipped; everything is uploaded later
@@ -203,18 +212,52 @@ def _copy(source: BinaryIO, into: BinaryIO, size: int) -> None:
         size -= len(piece)
 
 
-def put_scores(search: Location, path: Path) -> None:
-    """Upload a file of scores and its hash, if the search is on S3."""
-    if isinstance(search, Address):
-        for file in (hash_path(path), path):
-            patiently(partial(put_file, file, search / FRESH / file.name))
+def keep_models(search: Location, name: str, jobs: Sequence[Path]) -> None:
+    """Keep the models of a job, one of each modality, whole or not at all.
+
+    ``jobs``: folders in which the modalities were trained. The model of a single one is kept in the
+    folder ``name`` itself, others in subfolders by place. On S3 `RESULT` is written last.
+    """
+    files: dict[str, Path] = {}
+    for place, job in enumerate(jobs, 1):
+        inside = f"{place}/" if len(jobs) > 1 else ""
+        if (job / PRETRAINED / DESCRIPTION).is_file():
+            names = [f"{PRETRAINED}/{file}" for file in (MODEL, DESCRIPTION)]
+            files |= {inside + file: job / file for file in names}
+        files |= {inside + file: job / TRANSFER / file for file in (MODEL, DESCRIPTION, RESULT)}
+    folder = search / MODELS / name
+    if isinstance(folder, Address):
+        for file, path in files.items():
+            patiently(partial(put_file, path, folder / file))
+        return
+    copies = folder.with_name(f"{TEMPORARY}{name}")
+    remove(copies)
+    with removed_on_failure(copies, folder):
+        for file, path in files.items():
+            (copies / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copies / file)
+        flush(copies)
+        remove(folder)
+        copies.rename(folder)
 
 
-def get_scores(search: Location, path: Path) -> None:
-    """Download a file of scores and its hash, if it is missing here."""
-    if isinstance(search, Address) and not path.is_file():
-        for file in (hash_path(path), path):
-            get_file(search / FRESH / file.name, file)
+def keep_best(search: Location, numbers: Collection[int]) -> None:
+    """Remove the kept models of all other trials."""
+    place, best = search / MODELS, {f"{number:05d}" for number in numbers}
+    for name in entries(place)[1]:
+        if name.startswith(TEMPORARY) or name.partition("-")[0] in best:
+            continue
+        if isinstance(place, Path):
+            remove(place / name)
+        else:
+            delete([*_files(place / name)])
+
+
+def _files(folder: Location) -> Iterator[Location]:
+    names, folders = entries(folder)
+    yield from (folder / name for name in names)
+    for name in folders:
+        yield from _files(folder / name)
 
 
 def weights_here(run: Location | None, search: Location) -> Path | None:
@@ -250,32 +293,33 @@ def _here(place: Location, folder: Path, names: Collection[str]) -> Path:
     return folder
 
 
-def leave_only(search: Location, numbers: Collection[int]) -> None:
-    """Remove the files of all other trials, here and at the search's address."""
-    folder = local_folder(search) / TRIALS
-    kept = {f"{number:05d}" for number in numbers}
+def leave_only(search: Location, jobs: Collection[Job]) -> None:
+    """Remove the files of all other jobs, here and at the search's address."""
+    folder, names = (
+        local_folder(search) / TRIALS,
+        {job_name(job.number, job.evaluation) for job in jobs},
+    )
     for path in folder.glob("*"):
-        if path.name.removeprefix(TEMPORARY).partition(".")[0] not in kept:  # or is being packed
+        if path.name.removeprefix(TEMPORARY).partition(".")[0] not in names:  # or is being packed
             remove(path)
     if isinstance(search, Address):
-        archives = {_name(number) for number in numbers}
         place = search / TRIALS
-        delete(place / name for name in entries(place)[0] if name not in archives)
+        archives = entries(place)[0]
+        delete(place / name for name in archives if name.removesuffix(".tar") not in names)
 
 
-def remove_idle(search: Location, number: int, unfinished: Collection[int]) -> None:
-    """Remove local files of other trials of a search on S3 that are not needed.
+def remove_idle(search: Location, name: str, unfinished: Collection[str]) -> None:
+    """Remove local files of other jobs of a search on S3 that are not needed.
 
-    An unfinished trial that was not worked on here for long is assumed to run elsewhere.
+    An unfinished job that was not worked on here for long is assumed to run elsewhere.
     """
     if isinstance(search, Path):
         return
     folder, now = local_folder(search), time.time()
-    needed = {f"{other_number:05d}" for other_number in unfinished}
     for path in (folder / TRIALS).glob("*"):
-        other = path.name != f"{number:05d}" and not path.name.startswith(".")
+        other = path.name != name and not path.name.startswith(".")
         noted = path / SECONDS
         worked_at = noted.stat().st_mtime if noted.is_file() else 0.0
-        if other and (path.name not in needed or now - worked_at > IDLE_SECONDS):
+        if other and (path.name not in unfinished or now - worked_at > IDLE_SECONDS):
             with suppress(Busy), locked(folder / "locks" / path.name, "a trial"):
                 remove(path)

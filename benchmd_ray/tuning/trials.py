@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -90,6 +90,20 @@ def trial_of(trial: FrozenTrial, start: FrozenTrial) -> Trial:
         started=str(notes.get(STARTED, "")),
         finished=str(notes.get(FINISHED, "")),
     )
+
+
+def best_of_families(trials: Sequence[Trial]) -> list[Trial]:
+    """The trial of each family with the highest mean among those with its most evaluations."""
+    best: dict[str, Trial] = {}
+    for trial in filter(lambda trial: trial.is_sound, trials):
+        other = best.get(trial.family)
+        if other is None or _rank(trial) > _rank(other):
+            best[trial.family] = trial
+    return sorted(best.values(), key=lambda trial: -trial.score)
+
+
+def _rank(trial: Trial) -> tuple[int, float]:
+    return len(trial.evaluations), trial.score
 
 
 def journal_fault(trial: FrozenTrial, families: Mapping[str, Family]) -> str:

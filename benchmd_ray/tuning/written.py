@@ -17,7 +17,7 @@ from benchmd_ray.runs.files import BEST, RESULT, TRIALS
 from benchmd_ray.schema.plain_yaml import yaml_text
 from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.tuning.families import FAMILY
-from benchmd_ray.tuning.ladder import optimism
+from benchmd_ray.tuning.ladder import START
 from benchmd_ray.tuning.parameters import applied, nested
 from benchmd_ray.tuning.records import SCORE_OF, STATES, trials_schema
 from benchmd_ray.tuning.stages import TrialContext
@@ -87,37 +87,34 @@ def write_result(
         return None
     trials = study.trials()
     shares, reason = study.importance()
+    arms = work.families[best.family].arms
     content = {
         "best": best.number,
         "value": best.score,
-        "first_value": trials[0].score,
-        "optimism": optimism(study.scores()),
+        "first_value": trials[START].score,
+        "optimism": study.optimism(),
         "folds": [*folds(best)],
         "counts": {state: sum(t.state == state for t in trials) for state in STATES},
         **spent,
         "device_hours": sum(trial.device_hours for trial in trials),
         "importance": shares,
         "importance_reason": reason,
-        "settings": [
-            as_dict(applied(arm.settings, best.values)) for arm in work.families[best.family].arms
-        ],
+        "settings": [as_dict(applied(arm.settings, best.values)) for arm in arms],
     }
     write_hashed_json(folder / RESULT, content, of=folder)
-    changes = best_settings(folder, study, work, bases[best.family])
+    changes = best_settings(folder, work, bases[best.family], best)
     with replacing(folder / BEST) as partial:
-        partial.write_text(_yaml(folder.name, changes, study, work), "utf-8")
+        partial.write_text(_yaml(folder.name, changes, work, best, trials[START]), "utf-8")
     return best
 
 
 def best_settings(
-    folder: Path, study: Study, work: TrialContext, bases: Sequence[Settings]
+    folder: Path, work: TrialContext, bases: Sequence[Settings], best: Trial
 ) -> dict[str, Any]:
     """Content of ``best.yaml``: by group, the differences of the choice from the fixed protocol.
 
     ``tuned`` names the search, unless the start is kept.
     """
-    best = study.best()
-    assert best is not None
     arms = work.families[best.family].arms
     tuned = folder.name if best.number else arms[0].settings.tuned
     changes: dict[str, Any] = {"tuned": tuned} if tuned else {}
@@ -153,9 +150,9 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _yaml(search: str, changes: Mapping[str, Any], study: Study, work: TrialContext) -> str:
-    best, first = study.best(), study.trials()[0]
-    assert best is not None
+def _yaml(
+    search: str, changes: Mapping[str, Any], work: TrialContext, best: Trial, first: Trial
+) -> str:
     family = work.families[best.family]
     modalities = "".join(f" --modality {arm.modality}" for arm in family.arms)
     setting = family.arms[0].settings.transfer.setting

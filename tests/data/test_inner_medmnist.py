@@ -9,7 +9,7 @@ import pytest
 from benchmd_ray.data.cards import cards, dataset_card
 from benchmd_ray.data.catalog import Catalog, confined, open_catalog
 from benchmd_ray.data.feed import read_columns
-from benchmd_ray.data.inner import inner_catalog, splits_seen
+from benchmd_ray.data.inner import Labelled, inner_catalog, splits_seen
 from benchmd_ray.data.records import decode_signals
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
@@ -85,6 +85,14 @@ def test_it_is_made_with_the_test_split_unreadable(source, file, tmp_path):
         shard.path.unlink()
     inner = inner_catalog(source, tmp_path / "inner")
     assert {row["record_id"] for split in SEEN for row in rows_of(inner, split)} == whole
+
+
+def test_of_few_labels_a_search_sees_no_validation_image(source, tmp_path):
+    inner = inner_catalog(source, tmp_path / "inner", labelled=Labelled(4, 0))
+    rows = [row for split in SEEN for row in rows_of(inner, split)]
+    train = {row["record_id"]: row["target"] for row in rows_of(source, "train")}
+    assert {row["record_id"] for row in rows} < train.keys()
+    assert sorted(train[row["record_id"]] for row in rows) == [[0, 1]] * 4 + [[1, 0]] * 4
 
 
 def test_a_search_can_open_no_test_image(source, tmp_path):

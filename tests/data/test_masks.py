@@ -14,7 +14,7 @@ from benchmd_ray.data.batches import ResidentFeed, Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import read_columns, resident_feed
 from benchmd_ray.data.hdf5 import export_hdf5
-from benchmd_ray.data.inner import inner_catalog
+from benchmd_ray.data.inner import Labelled, inner_catalog
 from benchmd_ray.data.manifest import shard_part
 from benchmd_ray.data.records import RecordError, checked, to_table
 from benchmd_ray.data.sizes import row_bytes
@@ -155,6 +155,11 @@ def test_an_inner_catalog_keeps_masks_and_geometry(tmp_path, catalog):
     assert sorted(mask.tobytes() for mask in seen) == sorted(mask.tobytes() for mask in whole)
     (first, *_) = inner.tables("validation")
     assert first["geometry"].null_count == 0
+
+
+def test_a_search_takes_no_few_of_the_masks(tmp_path, catalog):
+    with pytest.raises(BenchmdError, match=r"is a segmentation, .*: search finetune-full, which"):
+        inner_catalog(catalog, tmp_path / "inner", labelled=Labelled(8, 0))
 
 
 def test_catalogs_of_masks_are_described(catalog):

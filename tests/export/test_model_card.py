@@ -31,7 +31,7 @@ SHA = "0123456789abcdef" * 4
 
 
 def features_card(run):
-    return model_card(run, "features", 32, takes_sizes=True, programs=())
+    return model_card([run], "features", 32, takes_sizes=True, programs=())
 
 
 def lead(card):
@@ -82,17 +82,17 @@ def test_an_encoder_as_it_is_was_trained_elsewhere(tmp_path, kind, source, use, 
 @pytest.mark.parametrize(
     ("technique", "setting", "use", "words"),
     [
-        ("model:mine:Net", "linear", "head", "Only a linear head was trained here, on"),
+        ("model:mine:Net", "linear", "head", "Only a head was trained here, on"),
         ("hf:vit", "finetune-full", "fine-tuning", "Encoder and head were fine-tuned here, on"),
-        ("imagenet", "linear", "head", "Only a linear head was trained here, on"),
-        ("imagenet+mae", "linear", "pretraining, head", "pretrained further here and a linear"),
+        ("imagenet", "linear", "head", "Only a head was trained here, on"),
+        ("imagenet+mae", "linear", "pretraining, head", "pretrained further here and a head"),
     ],
 )
 def test_a_transfer_says_what_was_trained_here(tmp_path, technique, setting, use, words):
     about = {"modality": "cxr", "source": "nih-cxr-ap"}
     upstream = make_pretraining(tmp_path, technique, weights=SHA, **about)
     run = make_transfer(tmp_path, technique, upstream=upstream, setting=setting, **about)
-    card = model_card(run, "probabilities", 5, takes_sizes=True, programs=())
+    card = model_card([run], "probabilities", 5, takes_sizes=True, programs=())
     assert f"(SHA-256 {SHA}). They have their own terms" in lead(card)
     assert words in lead(card)
     assert used(card, "nih-cxr-ap") == use
@@ -103,7 +103,7 @@ def test_a_transfer_says_what_was_trained_here(tmp_path, technique, setting, use
 def test_a_transfer_without_its_pretraining_states_what_it_read(tmp_path):
     upstream = make_pretraining(tmp_path / "gone", "hf:vit", weights=SHA)
     run = make_transfer(tmp_path / "here", "hf:vit", upstream=upstream)
-    card = model_card(run, "probabilities", 7, takes_sizes=False, programs=())
+    card = model_card([run], "probabilities", 7, takes_sizes=False, programs=())
     assert f"hf:vit (stored with the SHA-256 weights of {upstream.folder.name})" in lead(card)
 
 
@@ -125,7 +125,7 @@ def test_weights_that_were_trained_here_claim_nothing_else(tmp_path):
 def test_a_sample_is_of_the_whole_dataset_where_that_is_known(tmp_path, source, raw, words):
     about = {"modality": "cxr", "source": source, "provenance": "sample", "raw": raw}
     run = make_transfer(tmp_path, **about)
-    assert words in lead(model_card(run, "probabilities", 5, takes_sizes=True, programs=()))
+    assert words in lead(model_card([run], "probabilities", 5, takes_sizes=True, programs=()))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_sample_is_of_the_whole_dataset_where_that_is_known(tmp_path, source, 
 def test_the_first_sentence_says_what_it_was_trained_on(tmp_path, provenance, raw, words):
     run = make_transfer(tmp_path, provenance=provenance, raw=raw)
     predict_all(run, {"ptb-xl": {"validation": 60}})
-    card = model_card(run, "probabilities", 7, takes_sizes=False, programs=())
+    card = model_card([run], "probabilities", 7, takes_sizes=False, programs=())
     first = card.split("---\n", 2)[2].split("\n\n")[1]
     assert words in " ".join(first.split())
     tags = yaml.safe_load(card.split("---")[1])["tags"]
@@ -150,7 +150,7 @@ def test_the_first_sentence_says_what_it_was_trained_on(tmp_path, provenance, ra
 def test_few_patients_have_no_interval_on_the_card(tmp_path):
     run = make_transfer(tmp_path)
     predict_all(run, {"ptb-xl": {"validation": 14}})  # of seven patients
-    card = model_card(run, "probabilities", 7, takes_sizes=False, programs=())
+    card = model_card([run], "probabilities", 7, takes_sizes=False, programs=())
     assert "with fewer than 10 there is no interval" in card
     scores = card[card.index("## Scores") : card.index("## Limits")]
     assert not re.search(r"\d \[\d", scores)
@@ -158,7 +158,7 @@ def test_few_patients_have_no_interval_on_the_card(tmp_path):
 
 def test_names_that_are_markup_stay_text(tmp_path):
     about = make_pretraining(tmp_path, "mae", source="<b>x</b>|y")
-    card = model_card(about, "features", 32, takes_sizes=False, programs=())
+    card = model_card([about], "features", 32, takes_sizes=False, programs=())
     body = card.split("---", 2)[2]
     assert "<b>" not in body
     assert "&lt;b>x&lt;/b>\\|y" in body
@@ -167,10 +167,10 @@ def test_names_that_are_markup_stay_text(tmp_path):
 def test_tuned_settings_name_their_search(tmp_path):
     changes = {"tuned": "tune-ecg-1", "transfer": {"epochs": 7}}
     run = make_transfer(tmp_path / "tuned", fixed=False, changes=changes)
-    rows = training_rows(run, origin_of(run))
+    rows = training_rows([run], origin_of(run))
     assert rows["protocol"] == "tuned: settings found by tune-ecg-1"
     other = make_transfer(tmp_path / "custom", fixed=False, changes={"transfer": {"epochs": 7}})
-    assert training_rows(other, origin_of(other))["protocol"] == "custom"
+    assert training_rows([other], origin_of(other))["protocol"] == "custom"
 
 
 def read(group, technique="mae", **held):
@@ -192,14 +192,20 @@ def test_settings_that_a_mode_does_not_read_are_no_rows():
     nearest = beginning("transfer", "Nearest neighbours")
     drops = {"transfer.optimiser.drops", "transfer.optimiser.drop_factor"}
     everything = {name for name in setting_names() if name.startswith("transfer.")}
+    hidden = {"transfer.hidden", "transfer.dropout"}
     assert len(fine) >= 19
     assert len(nearest) == 1
-    assert read("transfer", mode="linear") == everything - fine - nearest - drops
+    assert read("transfer", mode="linear") == everything - fine - nearest - drops - hidden
+    assert read("transfer", mode="linear", hidden=8) - read("transfer", mode="linear") == hidden
     linear = beginning("transfer", "Linear evaluation")
-    assert linear == {"transfer.solver"}
+    assert linear == {"transfer.solver", "transfer.hidden"}
     assert read("transfer", mode="finetune") == everything - nearest - drops - linear
     stepping = {"mode": "finetune", "optimiser__schedule": "steps"}
     assert read("transfer", **stepping) == everything - nearest - linear
+    always = {f"transfer.{name}" for name in ("mode", "labels", "shuffle_labels")}
+    solved = {"mode": "linear", "solver": "logistic", "hidden": 8, "normalisation": "catalog"}
+    assert read("transfer", **solved) == {*always, "transfer.solver"}
+    assert read("transfer", mode="knn", normalisation="catalog") == always | nearest
 
 
 def test_settings_of_other_techniques_are_no_rows():
@@ -213,7 +219,7 @@ def test_settings_of_other_techniques_are_no_rows():
 
 def test_the_table_of_a_linear_run_has_what_linear_evaluation_reads(tmp_path):
     run = make_transfer(tmp_path, changes={"transfer": {"layer_decay": 0.5, "neighbours": 3}})
-    names = {name for name in training_rows(run, origin_of(run)) if name.startswith("transfer.")}
+    names = {name for name in training_rows([run], origin_of(run)) if name.startswith("transfer.")}
     settings = {"mode", "labels", "solver", "epochs", "batch_size", "label_smoothing"}
     settings |= {"shuffle_labels"}
     optimiser = {"lr", "weight_decay", "schedule", "warmup_steps"}

@@ -299,7 +299,7 @@ def test_a_figure_without_contaminated_rows_is_unchanged(tmp_path):
 
 def test_the_model_card_says_what_is_scored_below(tmp_path):
     run = foreign(tmp_path, "georgia", "chapman-shaoxing")
-    card = model_card(run, "features", 32, takes_sizes=False, programs=())
+    card = model_card([run], "features", 32, takes_sizes=False, programs=())
     flat = " ".join(card.split())
     assert (
         "Its encoder was pretrained on georgia, chapman-shaoxing, a hospital's archive; of these, "

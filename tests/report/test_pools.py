@@ -27,7 +27,9 @@ from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.report.analysis import analyse
+from benchmd_ray.report.protocols import ENSEMBLES
 from benchmd_ray.report.scored import measured, read_scored
+from benchmd_ray.runs.store import read_run
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.settings.definition import load_settings
@@ -184,6 +186,33 @@ def test_without_scratch_the_baseline_is_random_kernels(tmp_path):
         ("MAE", "finetune-full"): "random kernels, linear",
     }
     assert changes_of(*made[1:]) == {}
+
+
+def test_runs_on_folds_are_pooled_with_each_other_and_not_with_those_on_all_labels(tmp_path):
+    tuned = {"tuned": "tune-ecg", "transfer": {"epochs": 7}}
+    made = [
+        make_transfer(tmp_path, seed=seed, changes=changes, fixed=fold is None, **about)
+        for changes in ({}, tuned)
+        for seed, fold in ((0, None), (1, None), (2, 0), (3, 1), (4, 2))
+        for about in [{} if fold is None else {"fold": {"evaluation": fold, "inner": f"in {fold}"}}]
+    ]
+    for run in made:
+        predict_all(run, {"ptb-xl": {"validation": 80}}, skill=1.0)
+        assert read_run(run.folder).digest == run.digest
+    analysis = analyse(made, resamples=5, curves=False)
+    scores = analysis.scores[~analysis.scores["protocol"].isin(ENSEMBLES)]
+    columns = ["technique", "protocol"]
+    assert scores.groupby(columns)["seeds"].agg(set).to_dict() == {
+        ("scratch", "fixed"): {2},
+        ("scratch, fold models", "custom"): {3},
+        ("scratch, tuned", "tuned"): {2},
+        ("scratch, tuned, fold models", "tuned"): {3},
+    }
+    changes = analysis.changes.set_index("technique")["baseline"].to_dict()
+    assert changes == {
+        "scratch, tuned": "scratch, linear",
+        "scratch, tuned, fold models": "scratch, fold models, linear",
+    }
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.settings.definition import Settings, load_settings
-from benchmd_ray.tuning.stages import Arm
+from benchmd_ray.tuning.stages import Arm, FamilyWork, Transfer, TrialContext
+from benchmd_ray.tuning.trial import run_trial
 
 
 @pytest.fixture(scope="session")
@@ -67,12 +68,33 @@ def pretrained_ecg(
 
 
 @pytest.fixture
-def arm(
-    inner_ecg: Catalog, pretrained_ecg: Path, start_settings: Callable[..., Settings]
-) -> Callable[..., Arm]:
+def arm(pretrained_ecg: Path, start_settings: Callable[..., Settings]) -> Callable[..., Arm]:
     """Makes one modality of a search."""
 
     def make(*assignments, modality="ecg", upstream=pretrained_ecg):
-        return Arm(modality, {0: inner_ecg.path}, start_settings(*assignments), upstream)
+        return Arm(modality, start_settings(*assignments), upstream)
 
     return make
+
+
+@pytest.fixture
+def work(tmp_path: Path, arm: Callable[..., Arm]) -> Callable[..., TrialContext]:
+    """Makes what the trials of a search of one family share."""
+
+    def make(*arms, stage=None, rungs=(1, 3), technique="mae", folder=None, **changes):
+        family = FamilyWork(technique, stage or Transfer(), arms or (arm(),), rungs)
+        return TrialContext({technique: family}, folder or tmp_path / "search", **changes)
+
+    return make
+
+
+@pytest.fixture
+def run(inner_ecg: Catalog) -> Callable[..., None]:
+    """Runs an evaluation of a trial of the only family, on the inner catalog."""
+
+    def run(work, values, report, number=0, evaluation=0, catalogs=None, **more):
+        ((name, family),) = work.families.items()
+        catalogs = catalogs or [inner_ecg.path] * len(family.arms)
+        run_trial(work, number, evaluation, name, values, catalogs, report, **more)
+
+    return run

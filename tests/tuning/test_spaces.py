@@ -13,8 +13,12 @@ from kinds import MODALITIES, SIGNALS
 
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.registry import built_in_space
 from benchmd_ray.files.atomic import resource_folder
 from benchmd_ray.models.encoder import require_fitting
+from benchmd_ray.models.networks import RANDOM_KERNELS
+from benchmd_ray.models.random_kernels import RandomKernelsOptions
+from benchmd_ray.service.choice import Choice, technique_settings
 from benchmd_ray.settings.definition import (
     Settings,
     as_dict,
@@ -22,7 +26,7 @@ from benchmd_ray.settings.definition import (
     load_settings,
     updated,
 )
-from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder
+from benchmd_ray.ssl import BASELINES, NAMED, SCRATCH, TECHNIQUES, protocol_encoder
 from benchmd_ray.tuning import entries
 from benchmd_ray.tuning.parameters import INHERITED, setting_types, value_of
 from benchmd_ray.tuning.spaces import (
@@ -44,16 +48,21 @@ PATCH, BATCH = "encoder.patch_size", "pretrain.batch_size"
 BUILT_IN = [
     *((technique, "pretrain") for technique in SPACES),
     ("mae", "linear"),
+    ("imagenet", "linear-small"),
+    ("encoder:dinov2-small", "knn"),
+    ("random-kernels", "linear"),
+    ("random-kernels", "knn-small"),
     ("mae", "finetune-full"),
     ("scratch", "finetune-small"),
     ("imagenet", "finetune-full"),
 ]
 MEDMNIST = ("breastmnist", "organmnist3d")
+ON_IMAGES = ("imagenet", "encoder:")
 IMAGES = [name for name, signal in SIGNALS.items() if signal.axes == ("channel", "y", "x")]
 SEARCHES = [
     (*search, modality)
     for search in BUILT_IN
-    for modality in (IMAGES if "imagenet" in search[0] else (*MODALITIES, *MEDMNIST))
+    for modality in (IMAGES if search[0].startswith(ON_IMAGES) else (*MODALITIES, *MEDMNIST))
 ]
 BY_NAME = pytest.mark.parametrize(("technique", "setting", "modality"), SEARCHES)
 
@@ -75,10 +84,17 @@ def nested(name, value):
     return value
 
 
+def protocol(technique, modality):
+    """The fixed protocol's settings, as runs of a technique have them."""
+    if technique == RANDOM_KERNELS or technique.startswith(NAMED):
+        return technique_settings(Choice(), kind_of(modality), technique)[0]
+    return default_settings(kind_of(modality), protocol_encoder(technique))
+
+
 @BY_NAME
 def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modality):
     space = space_of(technique, setting, modality)
-    fixed = default_settings(kind_of(modality), protocol_encoder(technique))
+    fixed = protocol(technique, modality)
     for parameter in space.parameters:
         name = parameter.name
         if name in INHERITED:  # the transfer's own is null, so that of the encoder holds
@@ -86,6 +102,9 @@ def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modal
         if not name.startswith("encoder.options."):  # of another network
             assert parameter.default == look_up(as_dict(fixed), name)
     began = applied(fixed, space.start)
+    if technique == RANDOM_KERNELS:
+        assert updated(RandomKernelsOptions(), began.encoder.options) == RandomKernelsOptions()
+        began = dataclasses.replace(began, encoder=fixed.encoder)
     assert began.transfer_encoder == fixed.transfer_encoder
     unsaid = dataclasses.replace(began.transfer, dropout=None, embedding_dropout=None)
     assert dataclasses.replace(began, transfer=unsaid) == fixed
@@ -96,7 +115,7 @@ def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modal
 @BY_NAME
 def test_settings_take_all_that_a_built_in_space_can_propose(technique, setting, modality):
     space, proposals = space_of(technique, setting, modality), study()
-    fixed = default_settings(kind_of(modality), protocol_encoder(technique))
+    fixed = protocol(technique, modality)
     seen = set()
     for _ in range(30):
         values = space.suggest(proposals.ask())
@@ -113,7 +132,7 @@ def test_settings_take_all_that_a_built_in_space_can_propose(technique, setting,
 
 @BY_NAME
 def test_settings_take_the_ends_of_every_range(technique, setting, modality):
-    fixed = default_settings(kind_of(modality), protocol_encoder(technique))
+    fixed = protocol(technique, modality)
     for parameter in space_of(technique, setting, modality).parameters:
         met = applied(fixed, {other: some[0] for other, some in parameter.when.items()})
         for value in parameter.values or (parameter.low, parameter.high):
@@ -124,15 +143,35 @@ def test_settings_take_the_ends_of_every_range(technique, setting, modality):
 
 def test_every_file_is_the_space_of_some_search():
     files = {path.stem for path in resource_folder("search_spaces").glob("*.yaml")}
-    assert files == {*SPACES.values(), "linear", "finetune", "finetune-1d"}
+    fine_tuning = {"finetune", "finetune-1d"}
+    assert files == {*SPACES.values(), *BASELINES, "linear", "knn", *fine_tuning}
     for path in resource_folder("search_spaces").glob("*.yaml"):
         text = path.read_text("utf-8")
         assert text.startswith("# ")
         assert re.search(r"benchmd (medmnist )?tune ", text.split("\n\n")[0])
 
 
+@pytest.mark.parametrize(
+    ("technique", "setting", "stem"),
+    [
+        (SCRATCH, "finetune-small", "finetune"),
+        (SCRATCH, "linear", "linear"),
+        (SCRATCH, "knn", "knn"),
+        (RANDOM_KERNELS, "linear", "random-kernels"),
+        (RANDOM_KERNELS, "knn", "random-kernels"),
+    ],
+)
+def test_medmnist_brings_its_own_space_only_of_fine_tuning_from_scratch(technique, setting, stem):
+    for name in MEDMNIST:
+        brought = built_in_space(technique, setting, kind_of(name))
+        assert (brought is not None) == setting.startswith("finetune")
+        space = space_for(technique, setting, kind_of(name), built_in=brought)
+        assert space.name == f"{stem} ({kind_of(name).signal.name})"
+
+
 def test_techniques_are_those_of_pretraining():
-    assert {SCRATCH, *TECHNIQUES} == {*UNTRAINED, *SPACES} == set(entries.BUILT_IN)
+    trained = {*UNTRAINED, *SPACES} - {*BASELINES}
+    assert {SCRATCH, *TECHNIQUES} == trained == set(entries.BUILT_IN)
     assert SPACES == {name: t.method for name, t in TECHNIQUES.items() if t.method}
     for name, technique in TECHNIQUES.items():
         scope = entries.Scope(
@@ -146,11 +185,11 @@ def test_the_protocols_settings_are_searched():
     assert names >= {LR, SCHEDULE, WARM_UP, STEPS, BATCH, PATCH, "pretrain.optimiser.weight_decay"}
     assert names >= {"pretrain.mixing_alpha", "pretrain.temperature", "encoder.dropout"}
     tuned = {p.name.removeprefix("transfer.") for p in space_of("mae", "linear", "ecg").parameters}
-    assert tuned == {"batch_size", "epochs", "label_smoothing"} | {
+    assert tuned == {"solver", "hidden", "dropout", "batch_size", "epochs", "label_smoothing"} | {
         f"optimiser.{name}" for name in ("lr", "weight_decay", "schedule", "warmup_steps")
     }
     fine = {parameter.name for parameter in space_of("mae", "finetune-full", "ecg").parameters}
-    assert fine - {f"transfer.{name}" for name in tuned} == {
+    assert fine - {f"transfer.{name}" for name in tuned - {"dropout"}} == {
         "transfer.layer_decay",
         "transfer.dropout",
         "transfer.embedding_dropout",
@@ -450,6 +489,9 @@ def test_a_built_in_default_is_the_fixed_protocols(tmp_path, monkeypatch):
         (("mae", "lineal", "ecg"), "unknown setting of a search 'lineal'. Did you mean 'linear'"),
         (("scratch", "pretrain", "ecg"), "scratch trains nothing in pretraining"),
         (("imagenet", "pretrain", "cxr"), "imagenet trains nothing in pretraining"),
+        (("random-kernels", "pretrain", "ecg"), "random-kernels trains nothing in pretraining"),
+        (("hf:folder", "pretrain", "cxr"), "hf:folder trains nothing in pretraining"),
+        (("random-kernels", "finetune-small", "ecg"), "cannot be fine-tuned: search .*or knn"),
         (("my_methods:Denoise", "pretrain", "ecg"), "no built-in search space .*--space FILE"),
     ],
 )
@@ -466,8 +508,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 def test_transfer_settings_are_named_as_in_tables():
     from benchmd_ray.service.choice import TRANSFERS
 
-    trained = {name for name in TRANSFERS if not name.startswith("knn")}
-    assert set(SETTINGS) == {"pretrain", *trained}
+    assert set(SETTINGS) == {"pretrain", *TRANSFERS}
 
 
 # What a search starts from ----------------------------------------------------------------------
@@ -762,9 +803,45 @@ def test_what_is_not_for_such_records_is_not_searched(own, name, technique, sign
 
 
 @pytest.mark.parametrize("name", ["augmentation.noise", "averaging", "freeze", "class_balance"])
-def test_linear_evaluation_searches_nothing_of_fine_tuning(own, name):
-    with pytest.raises(BenchmdError, match="linear evaluation leaves the encoder as it is"):
-        own({f"transfer.{name}": STRENGTH}, "mae", "linear", "ecg")
+def test_frozen_encoders_search_nothing_of_fine_tuning(own, name):
+    for setting, title in (("linear", "linear evaluation"), ("knn", "nearest neighbours")):
+        with pytest.raises(BenchmdError, match=f"{title} leaves the encoder as it is"):
+            own({f"transfer.{name}": STRENGTH}, "mae", setting, "ecg")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("hidden", {"linear"}),
+        ("solver", {"linear"}),
+        ("dropout", {"linear", "finetune-full"}),
+        ("epochs", {"linear", "finetune-full"}),
+        ("neighbours", {"knn"}),
+    ],
+)
+def test_a_mode_searches_only_what_it_reads(own, name, settings):
+    values = {"solver": ["adamw", "logistic"], "dropout": [0.1, 0.2]}.get(name, [1, 2])
+    content = {f"transfer.{name}": {"kind": "choice", "values": values}}
+    for setting in ("linear", "knn", "finetune-full"):
+        if setting in settings:
+            assert own(content, "mae", setting).parameters[0].values == tuple(values)
+            continue
+        with pytest.raises(BenchmdError, match=r"does not read it|leaves the encoder as it is"):
+            own(content, "mae", setting)
+
+
+def test_random_kernels_vary_only_their_options(own):
+    kernels = "encoder.options.kernels"
+    counts = {"kind": "choice", "values": [10, 20], "default": 10}
+    for setting in ("linear", "knn-small"):
+        assert own({kernels: counts}, RANDOM_KERNELS, setting).start == {kernels: 10}
+        with pytest.raises(BenchmdError, match=r"random-kernels reads only encoder\.options"):
+            own({"encoder.width": counts}, RANDOM_KERNELS, setting)
+    with pytest.raises(BenchmdError, match="leaves the encoder as it is"):
+        own({kernels: counts}, "mae", "linear")
+    other = {"encoder.options.depth": counts}
+    with pytest.raises(BenchmdError, match=r"unknown setting .*'depth'.*biases, kernels"):
+        starting_at(own(other, RANDOM_KERNELS, "linear"), protocol(RANDOM_KERNELS, "ecg"))
 
 
 def test_groups_of_signals_by_axes_and_by_the_beginning_of_a_name(own):

@@ -18,4 +18,4 @@ class Told:
 
     @property
     def scores(self):
-        return [(reached.step, reached.score, reached.complete) for reached in self.all]
+        return [(reached.step, reached.score, reached.whole) for reached in self.all]

@@ -57,15 +57,27 @@ def medmnist() -> None:
 )
 @click.option("--space", type=FILE, help="YAML file of your own search space.")
 @HELD
-@click.option("--trials", type=click.IntRange(1), default=20, show_default=True, help="Trials.")
+@click.option(
+    "--technique",
+    "techniques",
+    multiple=True,
+    help="Technique that is searched (repeatable), such as scratch. Default: all that fit.",
+)
+@click.option("--trials", type=click.IntRange(1), help="Trials of each search.")
+@click.option("--hours", type=float, help="Wall-clock hours of each search. Default: 20 trials.")
+@click.option(
+    "--single",
+    is_flag=True,
+    help="Also train start and choice on all labels, once for each --seed.",
+)
 @click.option(
     "--seed",
     "seeds",
     type=int,
     multiple=True,
-    default=(0, 1, 2),
+    default=(0,),
     show_default=True,
-    help="Seeds of the runs after the search (repeatable).",
+    help="Seed of the search; of several (repeatable) the others are for --single.",
 )
 @click.option(
     "--any-md5", is_flag=True, help="Accept a file that is not an official one; results say so."
@@ -95,10 +107,10 @@ def tune_files(
 
     Several files, or the files of a folder, are searched one after the other.
 
-    The search uses folds of the training and validation splits, and keeps the baseline unless a
-    trial is significantly better. The baseline and the chosen settings are then trained with each
-    seed, and each of these runs scores the test split once. The same command resumes an interrupted
-    one.
+    The search tries random kernels, published encoders whose weights are on this machine, and
+    networks from scratch, from the baseline on, on folds of the training and validation splits.
+    The fold models of the baseline and of the choice are then averaged, and each scores the test
+    split once. The same command resumes an interrupted one.
 
     \b
     benchmd medmnist tune breastmnist.npz --small
@@ -114,6 +126,8 @@ def tune_files(
     if gpus is not None and not dry_run:
         raise click.UsageError("--gpus goes with --dry-run: nothing was started.")
     any_md5, store = asked.pop("any_md5"), out / "runs"
+    if asked["trials"] is None and asked["hours"] is None:
+        asked["trials"] = 20
     files_by_dataset = cards_of(files, echo) if files else {}
     chosen = [card for card, _ in files_by_dataset.values()] if files_by_dataset else usual_cards()
     tunings = file_tunings(chosen, None if dry_run else out / "catalogs", **asked)

@@ -115,13 +115,15 @@ def file_tuning(
     *,
     start: str,
     small: bool,
+    techniques: tuple[str, ...] = (),
     assignments: tuple[str, ...] = (),
     space: Path | None,
     held: tuple[str, ...],
-    trials: int,
+    single: bool = False,
     seeds: tuple[int, ...],
+    **limits: Any,
 ) -> Tuning:
-    """A search on a dataset and the training after it, from a baseline or the usual one (empty)."""
+    """A search on a dataset from a baseline or the usual one (empty), over all families."""
     dimensions = len(card.signal.axes) - 1
     if small and space is None:
         space = Path(__file__).with_name("small.yaml")
@@ -129,7 +131,6 @@ def file_tuning(
     choice = Choice(
         catalogs=() if folder is None else (folder / card.name,),
         datasets=(card.name,),
-        techniques=(SCRATCH,),
         seeds=seeds,
         assignments=(*reductions, *assignments),
         bench="medmnist",
@@ -140,10 +141,11 @@ def file_tuning(
     starting_at(space_of(SCRATCH, choice.settings[0], card.modality, space), begun, held)
     return Tuning(
         choice,
-        choice.settings,
+        techniques=techniques,
         space=space,
         held=held,
         method=Method(seed=seeds[0]),
-        budget=Budget(trials=trials),
+        budget=Budget(**limits),
         portfolio=read_portfolio(),
+        single=single,
     )
