@@ -17,7 +17,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -212,6 +212,8 @@ class _Search:
     about: Mapping[str, Any]
     trials: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """The reported ones by number."""
+    waiting: set[int] = field(default_factory=set)
+    """Numbers of those to be sent at the next poll."""
     sent: dict[int, int] = field(default_factory=dict)
     """Number of evaluations of each trial that were sent."""
 
@@ -308,25 +310,26 @@ class _Following:
         name, about = named
         search = self.searches.setdefault(name, _Search(about))
         search.trials[int(trial["number"])] = trial
-        self._tell_trial(name, trial, trials_of(self.store, name, search.trials.values()))
+        search.waiting.add(int(trial["number"]))
 
-    def _tell_trial(
-        self, name: str, trial: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
-    ) -> None:
-        search, number = self.searches[name], int(trial["number"])
-        config = shown_of_search(name, search.about) | trial_config(trial)
-        identity = digest(["trial", name, number])[:16]
-        run = self._init(identity, f"{name}/{number}", name, "trial", config)
-        tell_trial(run, trial, start_among(trials), search.sent.get(number, 0))
-        search.sent[number] = int(trial["evaluations"])
-        run.finish(exit_code=int(trial["state"] == "failed"))
-
-    def _searched(self, name: str, search: _Search) -> None:
-        """Send evaluations that were not reported, and all trials of all sessions in one table."""
+    def _tell_trials(self, name: str, search: _Search, *, all_sessions: bool = False) -> None:
+        """Send trials that are waiting, or all with evaluations that were not sent."""
         trials = trials_of(self.store, name, search.trials.values())
         for trial in trials:
-            if trial["evaluations"] > search.sent.get(int(trial["number"]), 0):
-                self._tell_trial(name, trial, trials)
+            number, sent = int(trial["number"]), search.sent.get(int(trial["number"]), 0)
+            if number in search.waiting or (all_sessions and trial["evaluations"] > sent):
+                config = shown_of_search(name, search.about) | trial_config(trial)
+                identity = digest(["trial", name, number])[:16]
+                run = self._init(identity, f"{name}/{number}", name, "trial", config)
+                tell_trial(run, trial, start_among(trials), sent)
+                search.sent[number] = int(trial["evaluations"])
+                run.finish(exit_code=int(trial["state"] == "failed"))
+        search.waiting.clear()
+
+    def _searched(self, name: str, search: _Search) -> None:
+        """Send all trials, also of other sessions, and the search with a table of them."""
+        self._tell_trials(name, search, all_sessions=True)
+        trials = trials_of(self.store, name, search.trials.values())
         run = self._of_search(name, search.about)
         tell_search(run, trials, self._record(name))
         run.finish()
@@ -356,6 +359,9 @@ class _Following:
         for entry in self.open.values():
             if entry.training:
                 self._tell_metrics(entry)
+        for name, search in self.searches.items():
+            if search.waiting:
+                self._tell_trials(name, search)
 
     def end(self) -> None:
         for entry in self.open.values():  # interrupted trials continue under the same id
