@@ -353,10 +353,7 @@ class Session:
         row = trial_row(trial, self.work)
         self.log.trial_ended(self.plan.name, row)
         if self.observer is not None:
-            family = next(f for f in self.plan.families if f.name == trial.family)
             about = {
-                "technique": family.technique,
-                "setting": family.setting,
                 "modality": ", ".join(arm.modality for arm in self.arms[trial.family]),
                 "provenance": self._provenance,
             }
