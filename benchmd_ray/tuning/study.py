@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -150,9 +151,9 @@ class Study(TrialLog):
         return optimism(scores) if START in scores else None
 
     def leading(self, count: int) -> list[int]:
-        """The trials with the most evaluations, the best of these first."""
+        """The trials on the highest rung, the best of these first."""
         trials = [t for t in self.trials() if t.is_sound and t.number != START]
-        trials.sort(key=lambda t: (-len(t.evaluations), -t.score, t.number))
+        trials.sort(key=lambda t: (-bisect(RUNGS, len(t.evaluations)), -t.score, t.number))
         return [trial.number for trial in trials[:count]]
 
     def reported(self, number: int, step: int, score: float, seconds: float) -> bool:
