@@ -87,12 +87,6 @@ class TrialContext:
         """Folder of an evaluation of a trial while it is running."""
         return self.local / TRIALS / job_name(number, evaluation)
 
-    @property
-    def on_workers(self) -> bool:
-        """Whether trials train on several workers, in other processes."""
-        arms = (arm for family in self.families.values() for arm in family.arms)
-        return any(arm.settings.execution.workers > 1 for arm in arms)
-
 
 NOTE_SECONDS = 2.0
 """Seconds between saves of a job's working time, for a process that resumes it."""
@@ -180,7 +174,8 @@ class Pretraining(Stage):
         settings = replace(with_linear(setup.settings), execution=alone)
         # Rungs before the checkpoint were reported by an earlier process.
         done, score = checkpoint_step(setup.folder / PRETRAINED), math.nan
-        for until in (*(step for step in setup.rungs if step >= done), total):
+        rungs = () if setup.on_workers else [step for step in setup.rungs if step >= done]
+        for until in (*rungs, total):
             upstream = _pretrained(setup, until)
             remove(linear)
             job = TransferJob(settings, setup.catalog, linear, upstream)
@@ -200,7 +195,8 @@ class Transfer(Stage):
     def train(self, setup: Setup) -> float:
         """Transfer, and return the score over the epochs."""
         upstream, folder = self.upstream(setup), setup.folder / TRANSFER
-        features = setup.work.local / "features"
+        # Features of an encoder that is the trial's alone serve no other trial.
+        features = None if self.pretrains else setup.work.local / "features"
         job = TransferJob(setup.settings, setup.catalog, folder, upstream, features=features)
         return _trained(job, setup, setup.rungs)
 

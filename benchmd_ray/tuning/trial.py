@@ -58,17 +58,10 @@ def run_trial(
 ) -> None:
     """Run an evaluation of a trial, resuming from the files of an interrupted process.
 
-    Args:
-        work: What all trials share.
-        number: The trial.
-        evaluation: Its evaluation, which determines the seed.
-        family: Name of its family.
-        values: Values of the settings that the family searches.
-        catalogs: Inner catalogs of the evaluation, one of each source; nothing else can be opened.
-        report: Receives progress: of the first evaluation at the family's rungs, and the end.
-        seconds: Working time of earlier processes.
-        keep: Whether the models are kept (`trial_files.keep_models`).
-        unfinished: Names of jobs that may continue (`trial_files.remove_idle`).
+    Nothing but ``catalogs``, the inner catalogs of the evaluation, one of each source, can be
+    opened. Progress is reported at the family's rungs of the first evaluation, and at the end.
+    ``seconds`` is the working time of earlier processes; with ``keep`` the models are kept;
+    ``unfinished`` names the jobs that may continue (`trial_files.remove_idle`).
 
     Raises:
         BenchmdError: The trial fails with these values: its loss is NaN, it ran out of memory, or a
@@ -104,8 +97,8 @@ def run_trial(
             settings = replace(settings, seed=seed_of(settings.seed, evaluation))
             last = trained.stage.last_step(settings) if len(arms) == 1 else len(arms)
             looks = tuple(step for step in rungs if step < last)
-            epochs = () if len(arms) > 1 or work.on_workers else looks
-            setup = Setup(work, trained, arm, settings, catalog, part, clock, epochs, inside)
+            within = looks if len(arms) == 1 else ()
+            setup = Setup(work, trained, arm, settings, catalog, part, clock, within, inside)
             done[arm.modality] = trained.stage.train(setup)
             if len(arms) > 1 and len(done) in looks:
                 reached(len(done), done)
