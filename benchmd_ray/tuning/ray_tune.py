@@ -17,8 +17,7 @@ from ray.tune.search import Searcher
 from benchmd_ray.errors import Transient
 from benchmd_ray.files.atomic import remove
 from benchmd_ray.tuning.ladder import START
-from benchmd_ray.tuning.limits import Ended, Limits
-from benchmd_ray.tuning.search import RESTARTS
+from benchmd_ray.tuning.limits import RESTARTS, Ended, Limits
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial import Catalogs
 from benchmd_ray.tuning.trial_files import job_name

@@ -21,7 +21,7 @@ from benchmd_ray.cluster.connection import free_reserved
 from benchmd_ray.cluster.gpu_memory import is_exhausted, take_share
 from benchmd_ray.errors import DiskFull, Transient
 from benchmd_ray.files.atomic import is_disk_full, remove
-from benchmd_ray.tuning.limits import Ended, Limits
+from benchmd_ray.tuning.limits import RESTARTS, Ended, Limits
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial import Catalogs, Reached, out_of_memory, run_trial, why_failed
 from benchmd_ray.tuning.trial_files import leave_only
@@ -35,8 +35,6 @@ ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 """Read by Ray Tune when it is imported or started."""
-RESTARTS = 3
-"""Restarts of a job whose process was lost, by Ray Tune; lost to preemption, they do not count."""
 CRASHES = 2
 """Crashes of Ray Tune, over all sessions, after which the trials that were running fail."""
 WAITING = {"memory": 1.0}
