@@ -42,11 +42,12 @@ from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.work import ItemReport
 from benchmd_ray.settings.definition import Settings, load_settings
 from benchmd_ray.storage.location import location
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.search import search
 from benchmd_ray.tuning.spaces import Parameter, Space
-from benchmd_ray.tuning.stages import Arm, Setup, Stage, TrialContext
+from benchmd_ray.tuning.stages import Arm, FamilyWork, Setup, Stage, TrialContext
 from benchmd_ray.tuning.study import Study
 from speed import measure
 from speed.sources import raw_ecgs
@@ -202,8 +203,6 @@ def nothing(item: Item, store: str, *_: Any) -> ItemReport:
 class Sleeping(Stage):
     """Trials whose work is to sleep."""
 
-    steps, unit = "transfer.epochs", "epochs"
-
     def __init__(self, seconds: float) -> None:
         """Each sleeps for so long."""
         self._seconds = seconds
@@ -212,7 +211,7 @@ class Sleeping(Stage):
         """One."""
         return 1
 
-    def train(self, work: TrialContext, setup: Setup) -> float:
+    def train(self, setup: Setup) -> float:
         """Sleep."""
         time.sleep(self._seconds)
         return 0.5
@@ -229,18 +228,25 @@ def searched(
     place = location(chosen.store) if chosen.store else folder
     place = place / "searches" / f"tune-made-{count:012x}"
     space = Space("made", (Parameter(RATE, "log float", 1e-3, low=1e-5, high=0.1),))
-    method = Method(sampler="random", stopping="none", evaluations=1, choosing="highest")
     if isinstance(place, Path):
         place.mkdir(parents=True)
-    study = Study(place / "journal", space, method)
-    arm = Arm("ecg", {0: catalog.path}, Settings())
-    work = TrialContext("scratch", Sleeping(chosen.sleep), (arm,), place, ())
+    family = Family("scratch", "finetune-full", space, (Settings(),))
+    study = Study(place / "journal", [family], Method(sampler="random"))
+    sleeping = FamilyWork("scratch", Sleeping(chosen.sleep), (Arm("ecg", Settings()),), ())
+    work = TrialContext({family.name: sleeping}, place)
     trials = chosen.trials * count
     nodes = Place(float(CPUS), 0.0, count)
-    limits = Limits(study, Budget(trials=trials), nodes, lambda: False, Display())
+    # All of it explores: evaluations that climb wait for each other.
+    limits = Limits(study, Budget(trials, trials), nodes, lambda: False, Display())
     ends: list[float] = []
     begin = time.perf_counter()
-    search(work, limits, lambda number: ends.append(time.perf_counter()))
+    with patch("benchmd_ray.tuning.limits.TO_CLIMB", trials + 1):
+        search(
+            work,
+            limits,
+            lambda number: ends.append(time.perf_counter()),
+            lambda evaluation: [catalog.path],
+        )
     seconds = time.perf_counter() - begin
     if [trial.state for trial in study.trials()] != ["complete"] * trials:
         raise AssertionError(f"not all of {trials} trials are complete")

@@ -9,9 +9,13 @@ from typing import Any
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.protocols import pretraining_of, searches_behind
-from benchmd_ray.runs.files import SEARCH
+from benchmd_ray.runs.files import SEARCH, SEARCHES
+from benchmd_ray.runs.places import backing_of
 from benchmd_ray.runs.store import Run, read_run, read_stores, shown
+from benchmd_ray.settings.definition import Settings, updated
+from benchmd_ray.ssl.brought import technique_label
 from benchmd_ray.training.weights import MOST_MEMBERS
+from benchmd_ray.tuning.parameters import value_of
 from benchmd_ray.tuning.records import SearchRecord, read_search
 from benchmd_ray.tuning.trial import seed_of
 
@@ -32,9 +36,10 @@ def exported_runs(places: Sequence[Path | Run]) -> list[Run]:
     for place in places:
         if isinstance(place, Run):
             runs.append(place)
-        else:
-            is_search = (place / SEARCH).is_file()
-            runs += fold_runs(place) if is_search else [read_run(place)]
+            continue
+        if place.parent.name == SEARCHES:  # of a store that may be on S3
+            backing_of(place.parent.parent).refresh_store()
+        runs += fold_runs(place) if (place / SEARCH).is_file() else [read_run(place)]
     return runs
 
 
@@ -57,20 +62,37 @@ def _is_delivered(run: Run, record: SearchRecord, runs_by_name: Mapping[str, Run
     if not run.finished or about["kind"] != "transfer" or "fold" not in about or not record.result:
         return False
     pretraining = pretraining_of(run, runs_by_name)
+    chosen = record.chosen
+    if chosen is None or about["technique"] != technique_label(chosen.technique):
+        return False
     if record.best != 0:
-        return record.name in searches_behind(run, pretraining)
+        is_of_search = record.name in searches_behind(run, pretraining)
+        return is_of_search and _has_choice(run, pretraining, record)
     start = record.start(about["modality"], about["source"], about["policy"])
-    if start is None or about["technique"] != record.technique:
+    if start is None:
         return False
     settings = run.settings
     setting = {name: getattr(settings.transfer, name) for name in ("mode", "labels")}
     return (
-        about["seed"] == seed_of(record.seed, about["fold"]["evaluation"])
+        about["determinants"]["catalog"] in [source["catalog"] for source in record.sources]
+        and about["seed"] == seed_of(record.seed, about["fold"]["evaluation"])
         and (settings.encoder, settings.transfer)
         == (start.encoder, replace(start.transfer, **setting))
         and (pretraining is None or pretraining.settings.pretrain == start.pretrain)
         and not searches_behind(run, pretraining)
     )
+
+
+def _has_choice(run: Run, pretraining: Run | None, record: SearchRecord) -> bool:
+    """Whether a run has the settings that a search chose last, before it was extended or after."""
+    assert record.result is not None
+    assert record.chosen is not None
+    choice = updated(Settings(), record.result["settings"][0])
+    for name in record.chosen.space:
+        trained = pretraining if name.startswith("pretrain.") else run
+        if trained is not None and value_of(trained.settings, name) != value_of(choice, name):
+            return False
+    return True
 
 
 def require_averageable(runs: Sequence[Run]) -> None:

@@ -122,7 +122,7 @@ def _model(runs: Sequence[Run]) -> portable.Model:
 def _tensors(model: portable.Model) -> dict[str, Any]:
     if isinstance(model, SignalClassifier):
         return tensors_of(model.models)
-    tensors: dict[str, Any] = model.module.module.state_dict(prefix="encoder.")
+    tensors: dict[str, Any] = model.encoder.state_dict(prefix="encoder.")
     return tensors
 
 

@@ -35,10 +35,10 @@ USES = {
     NORMALISATION: "Nothing was trained here: signals are normalised by the mean and standard "
     "deviation of {data}.",
     SHAPE: "Nothing was trained here: only the shape of the signals is that of {data}.",
-    "head": "Only a linear head was trained here, on {data}.",
+    "head": "Only a head was trained here, on {data}.",
     "fine-tuning": "Encoder and head were fine-tuned here, on {data}.",
     "pretraining": "The encoder was pretrained further here, on {data}.",
-    "pretraining, head": "The encoder was pretrained further here and a linear head trained, both "
+    "pretraining, head": "The encoder was pretrained further here and a head trained, both "
     "on {data}.",
     "pretraining, fine-tuning": "The encoder was pretrained further here, then encoder and head "
     "fine-tuned, both on {data}.",

@@ -39,7 +39,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
             "AUROC is slightly optimistic."
         )
     if (aurocs["setting"] == "linear").any():
-        lines.append("linear: a linear head on the frozen encoder, all labels.")
+        lines.append("linear: a head on the frozen encoder, all labels.")
     if aurocs["setting"].str.startswith("knn").any():
         lines.append(
             "knn: no training; the nearest training records by the frozen encoder's features vote."

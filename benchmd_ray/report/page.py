@@ -324,7 +324,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     ("dataset", "The dataset that is scored; for a source, with its split."),
     (
         "setting",
-        "linear: a linear head on the frozen encoder, all labels. finetune-small, finetune-medium, "
+        "linear: a head on the frozen encoder, all labels. finetune-small, finetune-medium, "
         "finetune-large, finetune-full: all weights, with 8, 64, 256 labels per class, or all. "
         "knn: no training; the nearest training records by the encoder's features vote.",
     ),

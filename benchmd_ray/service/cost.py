@@ -199,11 +199,15 @@ def head_parameters(
 
 
 def head_flops(inputs: Inputs) -> float:
-    """Operations of training a head's hidden layer on one example; of a linear head, none."""
+    """Operations of training a head with a hidden layer on the features of one example; else 0.
+
+    Features need no gradient, so that the first layer costs one pass less.
+    """
     hidden, classes = inputs.settings.transfer.head_width, len(inputs.source.kind.task.classes)
     if not hidden:
         return 0.0
-    return 3 * 2.0 * (features_width(inputs.signal, inputs.settings.encoder) + classes) * hidden
+    width = features_width(inputs.signal, inputs.settings.encoder)
+    return 2.0 * hidden * (2 * width + 3 * classes)
 
 
 class _Counted(NamedTuple):

@@ -29,7 +29,6 @@ from benchmd_ray.service.searches import SearchPlan, Tuning, family_stage
 from benchmd_ray.service.trial_place import Room, longest
 from benchmd_ray.settings.definition import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder
-from benchmd_ray.ssl.brought import technique_label
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.jobs import Fold
 from benchmd_ray.tuning.families import Family, by_name
@@ -130,7 +129,8 @@ class Searched:
         lines = []
         if len(self.plan.families) > 1:
             lines = [
-                f"    best of {trial.family}: trial {trial.number}, {name} {trial.score:.4f}"
+                f"    best of {trial.family}: trial {trial.number}, {name} {trial.score:.4f} over "
+                f"{count_of(len(trial.evaluations), 'evaluation')}"
                 for trial in best_of_families(self.trials)
             ]
         evaluations = count_of(len(best.evaluations), "evaluation")
@@ -354,10 +354,7 @@ class Session:
         row = trial_row(trial, self.work)
         self.log.trial_ended(self.plan.name, row)
         if self.observer is not None:
-            family = next(f for f in self.plan.families if f.name == trial.family)
             about = {
-                "technique": technique_label(family.technique),
-                "setting": family.setting,
                 "modality": ", ".join(arm.modality for arm in self.arms[trial.family]),
                 "provenance": self._provenance,
             }

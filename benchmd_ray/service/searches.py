@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import Labelled, splits_seen
 from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.data.pooled import digests, members_of, open_pretraining
+from benchmd_ray.data.sketches import have_common, sketch_of
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.evaluation.registry import USUAL, built_in_space
 from benchmd_ray.extensions.parts import versions_of
@@ -102,7 +103,10 @@ class SearchPlan:
             "parts": versions_of(self._parts),
             "catalogs": [source.digest for source in self.sources],
             "method": vars(self.method),
-            "portfolio": [asdict(settings) for settings in self.portfolio],
+            "portfolio": [
+                {"family": tried.family, "values": tried.values, "datasets": [*tried.lenders]}
+                for tried in self.portfolio
+            ],
             "related": sorted(str(target.digest) for target in self.related),
         }
 
@@ -159,11 +163,13 @@ class SearchPlan:
                     "policy": source.policy,
                     "catalog": source.digest,
                     "inner": catalog.digest,
+                    "sketch": _sketch(source),
                     "records": of_splits(catalog, "records"),
                     "patients": of_splits(catalog, "patients"),
                 }
                 for source, catalog in zip(self.sources, inner, strict=True)
             ],
+            "lenders": {k: v for tried in self.portfolio for k, v in tried.lenders.items()},
             "metric": self.metric,
             "sampler": self.method.sampler,
             "cautious": self.method.cautious,
@@ -471,16 +477,24 @@ def _tried_first(
 ) -> tuple[PortfolioSettings, ...]:
     """Settings of a portfolio for a search on one source.
 
-    Settings learned on a dataset with the same origin as its source or targets are excluded.
+    Those learned on a dataset of the same origin as its source or a target, or with records that
+    these have, are excluded. Catalogs are read only for datasets that origins do not exclude.
     """
     if len(plan.sources) > 1:
         return ()
     (source,) = plan.sources
-    scored = [source.name, *(d.name for d in targets if d.modality == source.modality)]
+    scored = [source, *(target for target in targets if target.modality == source.modality)]
+
+    @cache
+    def sketches() -> list[str]:
+        return [_sketch(dataset) for dataset in scored]
 
     @cache
     def usable(name: str) -> bool:
-        return not any(of_one_origin(dataset, name) for dataset in scored)
+        if any(of_one_origin(dataset.name, name) for dataset in scored):
+            return False
+        sketch = portfolio.sketches.get(name, "")
+        return not sketch or not any(have_common(sketch, other) for other in sketches())
 
     kinds = {
         family.name: search_kind(
@@ -489,6 +503,11 @@ def _tried_first(
         for family in plan.families
     }
     return chosen_settings(portfolio, kinds, plan.families, usable)
+
+
+def _sketch(dataset: PlannedDataset) -> str:
+    """The sketch of a dataset's catalog; empty if only its card is known."""
+    return "" if dataset.catalog is None else sketch_of(open_catalog(dataset.catalog))
 
 
 def _require_modalities(group: Sequence[PlannedDataset]) -> None:

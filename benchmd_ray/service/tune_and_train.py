@@ -73,7 +73,7 @@ def search_and_train(
         address=address,
         weights=tuning.choice.weights,
         cpus=cpus,
-        observers=observers(store, dashboard, plan, say),
+        observers=observers(store, dashboard, plan, say, [search.plan.name for search in searched]),
     )
     for line in outcome.lines():
         say(line)
@@ -139,25 +139,26 @@ def candidate_plan(
     if changes:
         plan = make_plan(_changed(choice, changes), store, device=device, tflops=tflops)
     before = {item.name: item for item in of_sources(usual, search)}
-    # Of the choice, what it runs as the start does.
-    items = [
-        replace(
-            item, settings=replace(item.settings, execution=before[item.name].settings.execution)
-        )
-        for item in of_sources(plan, search)
+    items = [  # on as many workers as the start's
+        replace(i, settings=replace(i.settings, execution=before[i.name].settings.execution))
+        for i in of_sources(plan, search)
     ]
+    within = family.technique != SCRATCH and family_stage(family).pretrains
+    shared = {
+        item.name
+        for item in items
+        if not item.step.scores
+        and (not within if folds is not None else _trains_alike(before[item.name], item))
+    }
+    final = [before[item.name] for item in items if item.name in shared]
+    others = [item for item in items if item.name not in shared]
     prefix = f"{search.name}/" if changes else ""
     if folds is None:
-        shared = {i.name for i in items if not i.step.scores and _trains_alike(before[i.name], i)}
-        final = list(_renamed(items, shared, lambda item: prefix + item.name))
+        final += _renamed(others, lambda item: prefix + item.name)
     else:
-        within = family.technique != SCRATCH and family_stage(family).pretrains
-        shared = {item.name for item in items if not (item.step.scores or within)}
-        final = [item for item in items if item.name in shared]
         for source, of_source in folds.items():
-            own = [i for i in items if i.source == source and i.name not in shared]
             for fold in of_source:
-                final += _of_fold(own, shared, fold, prefix)
+                final += _of_fold([i for i in others if i.source == source], fold, prefix)
     return Plan(tuple(final), usual.basis, usual.notes)
 
 
@@ -179,22 +180,21 @@ def _trains_alike(item: Item, other: Item) -> bool:
     return (ours.encoder, ours.pretrain) == (theirs.encoder, theirs.pretrain)
 
 
-def _renamed(
-    items: Sequence[Item], shared: set[str], name_of: Callable[[Item], str]
-) -> Iterator[Item]:
-    """Items with other names, except the shared ones."""
-    names = {item.name: item.name if item.name in shared else name_of(item) for item in items}
+def _renamed(items: Sequence[Item], name_of: Callable[[Item], str]) -> Iterator[Item]:
+    """Items with other names; what they come after may be among them."""
+    names = {item.name: name_of(item) for item in items}
     for item in items:
-        yield replace(item, name=names[item.name], after=names.get(item.after or "", item.after))
+        after = None if item.after is None else names.get(item.after, item.after)
+        yield replace(item, name=names[item.name], after=after)
 
 
-def _of_fold(items: Sequence[Item], shared: set[str], fold: Fold, prefix: str) -> Iterator[Item]:
+def _of_fold(items: Sequence[Item], fold: Fold, prefix: str) -> Iterator[Item]:
     """Items of the plan of one seed, the search's, for a fold."""
 
     def name_of(item: Item) -> str:
         return prefix + item.name.replace(f"/seed-{item.seed}/", f"/fold-{fold.evaluation}/")
 
-    for item in _renamed(items, shared, name_of):
+    for item in _renamed(items, name_of):
         seed = seed_of(item.seed, fold.evaluation)
         of_run: Fold | None = fold if item.step.makes_run else None
         if of_run is not None and not item.step.scores:

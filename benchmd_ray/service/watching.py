@@ -16,6 +16,7 @@ from benchmd_ray.runs.files import RESULT, TRIALS, predictions_of
 from benchmd_ray.runs.history import read_metrics
 from benchmd_ray.runs.listing import Listed, counts, listed
 from benchmd_ray.runs.store import Run, read_stores
+from benchmd_ray.tuning.families import FAMILY
 from benchmd_ray.tuning.records import SearchRecord, read_searches
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -81,11 +82,13 @@ def _working(runs: Sequence[Listed]) -> Iterator[str]:
 
 
 def _name(run: Run) -> str:
-    """``ptb-xl mae pretrain, seed 1``."""
+    """``ptb-xl mae pretrain, seed 1``, ``ptb-xl mae linear, tuned, fold 3``."""
     about, seed = run.description, run.settings.seed
     name = f"{about['source']} {about['technique']} {about['setting']}"
-    tuned = ", tuned" if run.settings.tuned else ""
-    return name + tuned + (f", seed {seed}" if seed else "")
+    name += ", tuned" if run.settings.tuned else ""
+    if "fold" in about:
+        return f"{name}, fold {about['fold']['evaluation']}"
+    return name + (f", seed {seed}" if seed else "")
 
 
 def _far(run: Run) -> str:
@@ -123,24 +126,29 @@ def _searched(searches: StoredItems[SearchRecord]) -> Iterator[str]:
 
 
 def _of_search(record: SearchRecord) -> str:
-    """``37 trials (30 stopped, 5 complete, 2 unfinished); best inner AUROC so far 0.93…``."""
+    """``37 trials (5 stopped, 32 complete) of 3 families, 58 evaluations; best inner AUROC …``."""
+    trials, metric = record.trials, f"inner {record.metric.upper()}"
     of_states = ", ".join(f"{n:,} {state}" for state, n in record.counts.items() if n)
-    text = f"{count_of(len(record.trials), 'trial')} ({of_states})"
-    evaluations = record.trials["evaluations"].to_numpy(float)
-    values = record.trials["value"].to_numpy(float)
-    most = evaluations[np.isfinite(values)].max(initial=0.0)
-    compared = np.where(evaluations == most, values, np.nan)
-    metric = record.objectives[0].upper()
-    if record.result is not None:
-        if record.best == 0:
-            return f"{text}; it keeps its start, inner {metric} {record.first_value:.3f}"
-        text += f"; trial {record.best} was chosen, inner {metric} {record.value:.3f}"
-        return f"{text} (start {record.first_value:.3f})"
-    if not np.isfinite(values).any():
+    text = f"{count_of(len(trials), 'trial')} ({of_states})"
+    if len(record.families) > 1:
+        text += f" of {len(record.families)} families"
+    text += f", {count_of(int(trials['evaluations'].sum()), 'evaluation')}"
+    if record.best == 0:
+        return f"{text}; it keeps its start, {metric} {record.first_value:.3f}"
+    if record.best is not None:
+        text += f"; trial {record.best} ({record.family_of(record.best).name}) was chosen"
+        return f"{text}, {metric} {record.value:.3f} (start {record.first_value:.3f})"
+    scored = trials[trials["value"].notna()]
+    others = scored[scored["number"] != 0]
+    if others.empty:
         return text
-    best = int(np.nanargmax(compared))
-    start = f", start {values[0]:.3f}" if math.isfinite(values[0]) else ""
-    return f"{text}; best inner {metric} so far {values[best]:.3f} (trial {best}{start})"
+    best = others[others["evaluations"] == others["evaluations"].max()].nlargest(1, "value").iloc[0]
+    first = scored.loc[scored["number"] == 0, "value"]
+    start = f", start {first.iloc[0]:.3f}" if len(first) else ""
+    return (
+        f"{text}; best {metric} so far {best['value']:.3f} "
+        f"(trial {best['number']}, {best[FAMILY]}{start})"
+    )
 
 
 def state_of(paths: Sequence[Path]) -> str:

@@ -126,7 +126,7 @@ class FeatureEncoder(Applied):
                 f"{folder} is of a model that segments, which has maps instead of features: name a "
                 "run that classifies, or a pretraining."
             )
-        self.width = encoder.width
+        self.encoder, self.width = encoder, encoder.width
 
     def features(
         self,

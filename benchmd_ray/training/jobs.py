@@ -9,12 +9,14 @@ from typing import Any
 from benchmd_ray.files.integrity import made_again, read_hashed_json
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.schema.typed import Count, Finite
-from benchmd_ray.settings.definition import Settings
+from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.storage.location import Location
 
 RESULT = "training.json"
 SHARED = Path("features")
 """Folder of the features of frozen encoders in a node's cache."""
+TRAINED = "trained"
+"""Key of `trained_with` in it."""
 PRETRAINED = "pretrain"
 """Subfolder of a fold's weights with those of a pretraining within the trial."""
 STANDARDISED_ON = 512
@@ -82,14 +84,22 @@ def selected_by(task: Task) -> str:
     return f"validation_{task.selected_by}"
 
 
+def trained_with(settings: Settings, catalog: str) -> dict[str, Any]:
+    """What `RESULT` states of a training: the digest of its catalog, and its settings."""
+    everything, names = as_dict(settings), ("encoder", "pretrain", "transfer", "seed")
+    about = {"catalog": catalog, "precision": settings.execution.precision}
+    return about | {name: everything[name] for name in names}
+
+
 def transfer_result(
     folder: Path, score: str = "validation_auroc", *, copied: bool = False
 ) -> dict[str, Any]:
     """Validated `RESULT` of a run: best_epoch, the score (`selected_by`), training_records.
 
-    One that is ``copied`` names the folder that it was written for.
+    One that is ``copied`` names the folder that it was written for; it has to state `TRAINED` too.
     """
     form = {"best_epoch": Count, score: Finite, "training_records": Count}
+    form |= {TRAINED: dict[str, Any]} if copied else {}
     whose = None if copied else folder
     result = read_hashed_json(folder / RESULT, made_again(folder), form, of=whose)
     return {name: result[name] for name in form}

@@ -52,7 +52,7 @@ from benchmd_ray.training.finetuning import (
     set_stochastic_depth,
 )
 from benchmd_ray.training.forward import graphed
-from benchmd_ray.training.jobs import RESULT, TransferJob, selected_by
+from benchmd_ray.training.jobs import RESULT, TRAINED, TransferJob, selected_by, trained_with
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.pretrain import require_source, require_whole_batches
 from benchmd_ray.training.reporter import Reporter, require_finite
@@ -213,6 +213,7 @@ def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) 
             "best_epoch": best.epoch,
             selected_by(catalog.task): best.score,
             "training_records": len(data.rows),
+            TRAINED: trained_with(job.settings, catalog.digest),
         },
         of=job.folder,
     )

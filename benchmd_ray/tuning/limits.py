@@ -15,6 +15,8 @@ from benchmd_ray.tuning.parameters import MOST_TRIALS
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial_log import Job
 
+RESTARTS = 3
+"""Restarts of a job whose process was lost, by Ray Tune; lost to preemption, they do not count."""
 MOST_WANTED, MORE = 1000, 8
 """Most jobs for which a cluster is asked for resources, and how many more than the running ones if
 their number is not known.
@@ -33,7 +35,7 @@ class Budget:
     """Including those of earlier sessions. If it is the only limit, the search ends when its best
     trials have `ladder.ENOUGH` evaluations."""
     evaluations: int | None = None
-    """Of all trials together."""
+    """Of all trials together; a trial that is stopped early costs less than one."""
     hours: float | None = None
     """Wall-clock hours of all sessions."""
     device_hours: float | None = None
@@ -132,7 +134,7 @@ class Limits:
             state: sum(t.state == state for t in trials)
             for state in ("complete", "stopped", "failed")
         }
-        parts = [f"{len(self.running)} running"]
+        parts = ["exploring" if self.exploring else "climbing", f"{len(self.running)} running"]
         parts += [f"{ended['stopped']} stopped early", f"{ended['failed']} failed"]
         if (best := self.study.best()) is not None:
             parts.append(
@@ -147,6 +149,12 @@ class Limits:
     def hours(self) -> float:
         """Wall-clock hours of all sessions."""
         return (time.monotonic() - self.start) / 3600
+
+    @property
+    def evaluations(self) -> float:
+        """Evaluations that were granted, of a stopped trial the share that it has done."""
+        granted = self.study.granted
+        return math.fsum(trial.spent(len(granted[trial.number])) for trial in self.study.trials())
 
     @property
     def out_of_time(self) -> bool:
@@ -169,11 +177,10 @@ class Limits:
         within = study.explored_within()
         if within is not None and all(new <= old for new, old in zip(limits, within, strict=True)):
             return False
-        evaluations = sum(map(len, study.granted.values()))
         quota = budget.explored_evaluations
         return (
             (budget.trials is None or study.begun < budget.trials)
-            and (quota is None or evaluations < quota)
+            and (quota is None or self.evaluations < quota)
             and (budget.hours is None or self.hours < EXPLORING * budget.hours)
             and (budget.device_hours is None or self.device_hours < EXPLORING * budget.device_hours)
         )
@@ -233,7 +240,7 @@ class Limits:
             study.note_explored(astuple(budget))
         left = math.inf
         if budget.evaluations is not None:
-            left = budget.evaluations - sum(map(len, study.granted.values()))
+            left = budget.evaluations - self.evaluations
         return study.climb(left, budget.until)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,8 @@ class Study(TrialLog):
             seed = derived_seed(method.seed, number) % 2**32
             is_random = number < len(self._first) + RANDOM_TRIALS
             sampler = "random" if is_random else method.sampler
-            values = proposed(self.families[name].space, sampler, seed, self._seen(name))
+            seen = () if sampler == "random" else self._seen(name)
+            values = proposed(self.families[name].space, sampler, seed, seen)
         return self._begin(self._frozen_trial(name, values))
 
     def _next_family(self) -> str:
@@ -74,15 +76,18 @@ class Study(TrialLog):
         A family that has used more than an equal share of the device hours waits, unless it has
         the best trial.
         """
-        hours: dict[str, float] = dict.fromkeys(self.families, 0.0)
+        hours, counts = dict.fromkeys(self.families, 0.0), dict.fromkeys(self.families, 0)
         for trial in self.trials():
             hours[trial.family] += trial.device_hours
-        fair, best = math.fsum(hours.values()) / len(hours), self.best()
+            counts[trial.family] += 1
+        # At least one family has no more, also where the mean is rounded down.
+        fair = max(math.fsum(hours.values()) / len(hours), min(hours.values()))
+        best = self.best()
         leading = "" if best is None else best.family
         names = [name for name in hours if hours[name] <= fair or name == leading]
         number = self.begun - len(self._first)
         if number < RANDOM_TRIALS or self.method.sampler == "random" or len(names) == 1:
-            return names[number % len(names)]
+            return min(names, key=counts.__getitem__)
         seed = derived_seed(self.method.seed, self.begun, 1) % 2**32
         return proposed_family(names, seed, self._seen())
 
@@ -121,7 +126,8 @@ class Study(TrialLog):
 
     def climb(self, left: float = math.inf, until: int = RUNGS[-1]) -> Job | None:
         """Grant the next evaluation of the ladder; see `ladder.next_evaluation`."""
-        wanted = next_evaluation(self.scores(), self.granted, left, until)
+        families = {trial.number: trial.family for trial in self.trials()}
+        wanted = next_evaluation(self.scores(), families, self.granted, left, until)
         return None if wanted is None else self._grant(*wanted)
 
     def scores(self) -> dict[int, Mapping[int, float]]:
@@ -146,9 +152,9 @@ class Study(TrialLog):
         return optimism(scores) if START in scores else None
 
     def leading(self, count: int) -> list[int]:
-        """The trials with the most evaluations, the best of these first."""
+        """The trials on the highest rung, the best of these first."""
         trials = [t for t in self.trials() if t.is_sound and t.number != START]
-        trials.sort(key=lambda t: (-len(t.evaluations), -t.score, t.number))
+        trials.sort(key=lambda t: (-bisect(RUNGS, len(t.evaluations)), -t.score, t.number))
         return [trial.number for trial in trials[:count]]
 
     def reported(self, number: int, step: int, score: float, seconds: float) -> bool:

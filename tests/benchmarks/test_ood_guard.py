@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from made_tiff import write as tiff
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
+import benchmd_ray
 from benchmd_ray.benchmarks.ood import guard as guards
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.cli import main
@@ -117,6 +119,32 @@ def test_the_guard_takes_a_catalog_a_file_and_a_folder_and_reads_each_once(
     counts = ", ".join(f"{verdicts[w]} {words[w]}" for w in words if w in verdicts)
     line = f"{len(rows)} records: {counts}; 2 files ignored: .gif, .txt\n"
     assert line in said.output
+
+
+def test_an_exported_average_is_guarded(run, place, cache, tmp_path):
+    other = transfer_run(
+        place["ptb-xl"].path, run.folder.parent, replace(SMALL, seed=1), within=True
+    )
+    model = benchmd_ray.export_model([run, other], tmp_path / "model")
+    source, files = place["ptb-xl"].path, tmp_path / "new"
+    files.mkdir()
+    noise(files / "a.npy")
+    out, wrong = tmp_path / "out.csv", place["georgia"].path
+    done = called("guard", model, "--catalog", wrong, "--data", files, "--out", out)
+    assert "was trained on another catalog" in done.output
+    done = called("guard", model, "--catalog", source, "--data", files, "--out", out)
+    assert done.exit_code == 0, done.output
+    first = pd.read_csv(out)
+    assert (model / "guard" / "mahalanobis-layers.safetensors").is_file()
+    done = called("guard", model, "--data", files, "--out", out)
+    assert done.exit_code == 0, done.output
+    pd.testing.assert_frame_equal(pd.read_csv(out), first)
+    state = load_file(model / "guard" / "mahalanobis-layers.safetensors")
+    one = called("guard", run.folder, "--catalog", source, "--data", files, "--out", out)
+    assert one.exit_code == 0, one.output
+    single = load_file(run.folder / "guard" / "mahalanobis-layers.safetensors")
+    assert state.keys() == single.keys()
+    assert any(state[name].shape != single[name].shape for name in state)
 
 
 def test_the_guard_is_asked_about_catalogs_of_other_signals(

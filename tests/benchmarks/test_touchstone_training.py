@@ -478,20 +478,14 @@ def test_a_search_varies_rate_width_patch_and_decay(catalog):
 def test_a_trial_is_scored_by_dice_on_the_inner_fold(catalog, tmp_path):
     inner = inner_catalog(catalog, tmp_path / "inner")
     family = FamilyWork("scratch", Transfer(), (Arm("hippocampus-mr", SMALL),), (1,))
-    work = TrialContext({"scratch finetune": family}, tmp_path / "search")
-    reports, result = [], {}
+    work, reports = TrialContext({"scratch finetune": family}, tmp_path / "search"), []
     values = {"transfer.optimiser.lr": 3e-3, "encoder.options.width": 8}
-    folder = work.job_folder(0, 0) / "1" / "transfer"
-
-    def report(reached):
-        reports.append(reached)
-        if reached.whole:
-            result.update(json.loads((folder / "training.json").read_text()))
-
-    run_trial(work, 0, 0, "scratch finetune", values, [inner.path], report)
+    run_trial(work, 0, 0, "scratch finetune", values, [inner.path], reports.append, keep=True)
+    model = tmp_path / "search" / "models" / "00000-000"
+    score = json.loads((model / "training.json").read_text())["validation_dsc"]
     assert [(reached.step, reached.whole) for reached in reports] == [(1, False), (2, True)]
-    assert reports[-1].score == result["validation_dsc"]
-    assert 0 <= result["validation_dsc"] <= 1
+    assert reports[-1].score == score
+    assert 0 <= score <= 1
 
 
 # The whole way -----------------------------------------------------------------------------------

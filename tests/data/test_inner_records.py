@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,7 +28,9 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import sha256
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.simulate import Resources
 from benchmd_ray.service.tune import InnerCatalogs
+from benchmd_ray.service.tune_dry_run import estimate_searches
 from benchmd_ray.settings.definition import load_settings
 from benchmd_ray.storage.location import Address, entries, location
 from benchmd_ray.training.selection import transfer_data
@@ -308,3 +311,15 @@ def test_the_trials_of_a_search_see_no_patient_scored_later(tmp_path, setting):
     small = {f"train-{row}" for row in transfer_data(run, source).rows}
     free = {f"train-{n}" for n, p in enumerate(TRAINED) if p not in {"p0", *SCORED}}
     assert set(ids_of(catalogs[0], *SIDES)) == (free if setting == "linear" else free & small)
+
+
+def test_a_dry_run_counts_the_labels_of_a_few_label_setting(tmp_path):
+    about = {"train": [f"p{n}" for n in range(200)], "validation": ["q0"]}
+    source = films(tmp_path / "ap", "nih-cxr-ap", "clean", **about)
+    seen = {}
+    for setting in ("finetune-full", "finetune-small"):
+        tuning = Tuning(Choice((source.path,)), ("scratch",), (setting,))
+        (estimate,) = estimate_searches([tuning], tmp_path, Resources(1, 0), tflops=0.1)
+        text = "\n".join(estimate.lines())
+        seen[setting] = re.findall(r"1 / 5 of the (.*) records of nih-cxr-ap, by patient", text)
+    assert seen == {"finetune-full": ["200 train"], "finetune-small": ["40 labelled train"]}

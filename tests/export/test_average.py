@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,17 +24,22 @@ from stores import (
 )
 
 import benchmd_ray
+from benchmd_ray.benchmarks.ood import network as network_module
+from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.cli import main
+from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.export.averaged_runs import fold_runs
+from benchmd_ray.export.averaged_runs import exported_runs, fold_runs
 from benchmd_ray.files.atomic import sha256
 from benchmd_ray.files.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.runs.places import store_folder
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.imported import trained_of
+from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.training.applied import SignalClassifier
 from benchmd_ray.training.weights import export_model, load_classifier
 from benchmd_ray.tuning.trial import seed_of
@@ -148,9 +154,9 @@ def test_an_encoder_that_all_members_have_is_stored_once(tmp_path, equal):
     about = {"encoder_seed": 5, "statistics": statistics}
     runs = [trained(tmp_path / "runs", FILMS, number, **about) for number in range(3)]
     out = benchmd_ray.export_model(runs, tmp_path / "model")
-    names = load_file(out / "model.safetensors").keys()
-    assert {name.split(".")[0] for name in names} == {"encoder", "members"}
-    assert sorted(n for n in names if n.startswith("members.")) == sorted(
+    stored = load_file(out / "model.safetensors").keys()
+    assert {name.split(".")[0] for name in stored} == {"encoder", "members"}
+    assert sorted(n for n in stored if n.startswith("members.")) == sorted(
         f"members.{number}.head.{part}" for number in range(3) for part in ("weight", "bias")
     )
     model, passes = benchmd_ray.classifier(out), []
@@ -162,23 +168,55 @@ def test_an_encoder_that_all_members_have_is_stored_once(tmp_path, equal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoder_seed", [None, 5])
-def test_programs_give_the_average(tmp_path, encoder_seed):
+@pytest.mark.parametrize(("card", "about"), [(FILMS, {}), (ECG, {"encoder_seed": 5})])
+def test_programs_give_the_average(tmp_path, card, about):
     import onnxruntime
 
-    about = {"encoder_seed": encoder_seed}
-    runs = [trained(tmp_path / "runs", FILMS, number, **about) for number in range(3)]
+    runs = [trained(tmp_path / "runs", card, number, **about) for number in range(3)]
     out = benchmd_ray.export_model(runs, tmp_path / "model", torch_export=True, onnx=True)
-    signals, sizes = films()
+    if card is FILMS:
+        signals, sizes = films()
+        inputs = {"signals": signals, "sizes": np.array(sizes)}
+    else:
+        drawn = np.random.default_rng(1).normal(size=(4, 12, 5000))
+        signals, sizes, inputs = drawn, None, {"signals": drawn.astype(np.float32)}
     expected = mean_of(runs, signals, sizes)
-    inputs = {"signals": signals, "sizes": np.array(sizes)}
     program = torch.export.load(out / "model.pt2").module()
     found = program(*map(torch.from_numpy, inputs.values()))
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
     session = onnxruntime.InferenceSession(out / "model.onnx")
     np.testing.assert_allclose(session.run(None, inputs)[0], expected, atol=1e-6)
-    card = (out / "README.md").read_text("utf-8")
-    assert "`model.onnx` differs from the model by at most" in card
+    card_text = (out / "README.md").read_text("utf-8")
+    assert "`model.onnx` differs from the model by at most" in card_text
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_detectors_see_the_features_of_all_members_and_the_mean_of_their_logits(tmp_path, shared):
+    about = {"encoder_seed": 5, "statistics": {"mean": [99.0], "std": [9.0]}} if shared else {}
+    runs = [trained(tmp_path / "runs", FILMS, number, **about) for number in range(3)]
+    out = benchmd_ray.export_model(runs, tmp_path / "model")
+    signals, sizes = films()
+    batch = (signals.astype(np.uint8), np.ones(3, np.float32), np.array(sizes, np.int32))
+    folders = [out, *(run.folder for run in runs)]
+    networks = [replace(Network.of(f, Worker(), "float32"), needs=("odin",)) for f in folders]
+    average, *singles = (network.seen(network.quantities(*batch)) for network in networks)
+    logits = np.mean([single.logits for single in singles], axis=0)
+    np.testing.assert_allclose(average.logits, logits, atol=1e-5)
+    parts = singles[:1] if shared else singles
+    features = np.concatenate([single.features for single in parts], axis=1)
+    np.testing.assert_allclose(average.features, features, atol=1e-6)
+    layer = np.concatenate([single.more["layer 1"] for single in parts], axis=1)
+    np.testing.assert_allclose(average.more["layer 1"], layer, atol=1e-6)
+    head = networks[0].head
+    np.testing.assert_allclose(average.features @ head.weight.T + head.bias, logits, atol=1e-4)
+    assert average.more["odin"].shape == singles[0].more["odin"].shape
+    assert networks[0].digest != networks[1].digest
+
+
+def test_detectors_refuse_more_features_than_they_can_take(average, monkeypatch):
+    monkeypatch.setattr(network_module, "WIDEST", 95)
+    with pytest.raises(BenchmdError, match=r"3 models of .* have 96 features .* take 95: name one"):
+        Network.of(average, Worker(), "float32")
 
 
 def test_an_average_is_no_single_model(average):
@@ -305,38 +343,69 @@ def test_the_description_states_what_members_share_and_where_they_differ(scored)
             "run": run.folder.name,
             "seed": run.description["seed"],
             "fold": run.description["fold"],
-            "determinants": {"seed": run.description["seed"]},
+            "determinants": {
+                "seed": run.description["seed"],
+                "fold": run.description["fold"]["inner"],
+            },
         }
         for run in runs
     ]
 
 
-def test_a_search_names_the_fold_runs_that_it_delivers(tmp_path):
-    store = tmp_path / "runs"
-    tuned, kept = search_name("tuned"), search_name("kept")
-    rate = {"transfer": {"optimiser": {"lr": 0.5}}}
+SOURCE = {
+    **{"modality": "ecg", "source": "ptb-xl", "policy": "clean", "inner": "b"},
+    **{"records": {"train": 3, "validation": 1}, "patients": {"train": 3, "validation": 1}},
+    "catalog": "digest of ptb-xl",
+}
+RATE = {"transfer": {"optimiser": {"lr": 0.5}}}
 
-    def folds(count, **changes):
-        return [
-            make_transfer(
-                store,
-                seed=seed_of(0, number),
-                changes=changes,
-                fold={"evaluation": number, "inner": str(number)},
-            )
-            for number in range(count)
-        ]
 
-    start, chosen = folds(3), folds(4, tuned=tuned, **rate)
-    folds(2, **rate)  # of neither
-    make_transfer(store, seed=99, changes={"tuned": tuned, **rate})  # on all labels
-    settings = start[0].settings
-    folders = [
-        make_search(store, name, technique="scratch", start=settings, result={"best": best})
-        for name, best in ((tuned, 3), (kept, 0))
+def folds_of(store, count, **changes):
+    return [
+        make_transfer(
+            store,
+            seed=seed_of(0, number),
+            changes=changes,
+            fold={"evaluation": number, "inner": str(number)},
+        )
+        for number in range(count)
     ]
-    assert [run.folder.name for run in fold_runs(folders[0])] == [r.folder.name for r in chosen]
-    assert [run.folder.name for run in fold_runs(folders[1])] == [r.folder.name for r in start]
-    other = make_search(store, search_name("other"), technique="scratch", result={"best": 3})
-    with pytest.raises(BenchmdError, match=r"no finished fold run of .*: run its `benchmd tune`"):
-        benchmd_ray.export_model(other, tmp_path / "out")
+
+
+def searched(store, stem, start, best, **source):
+    """A search that chose a trial."""
+    about = {"start": start.settings, "sources": [{**SOURCE, **source}], "technique": "scratch"}
+    return make_search(store, search_name(f"tune-{stem}"), result={"best": best}, **about)
+
+
+def names(runs):
+    return [run.folder.name for run in runs]
+
+
+def test_a_search_names_the_fold_runs_that_it_delivers(tmp_path):
+    store, tuned = tmp_path / "runs", search_name("tune-a")
+    start, chosen = folds_of(store, 3), folds_of(store, 4, tuned=tuned, **RATE)
+    folds_of(store, 2, **RATE)  # of neither
+    make_transfer(store, seed=99, changes={"tuned": tuned, **RATE})  # on all labels
+    assert names(fold_runs(searched(store, "a", start[0], 3))) == names(chosen)
+    assert names(fold_runs(searched(store, "b", start[0], 0))) == names(start)
+    for folder in (
+        searched(store, "c", start[0], 0, catalog="another"),
+        searched(store, "d", start[0], 3),
+    ):
+        with pytest.raises(BenchmdError, match=r"no finished fold run of tune-.*: run its"):
+            benchmd_ray.export_model(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("on_s3", [False, True])
+def test_a_search_is_named_by_its_folder_or_address(tmp_path, monkeypatch, s3, on_s3):
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "cache"))
+    store = tmp_path / "runs"
+    start = folds_of(store, 3)
+    search = searched(store, "a", start[0], 0)
+    if on_s3:
+        bucket = open_bucket(f"{s3}/study")
+        for path in store.rglob("*.*"):
+            bucket.write(path.relative_to(store).as_posix(), path.read_bytes())
+        search = store_folder(f"{s3}/study/searches/{search.name}")
+    assert names(exported_runs([search])) == names(start)

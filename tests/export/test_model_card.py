@@ -82,10 +82,10 @@ def test_an_encoder_as_it_is_was_trained_elsewhere(tmp_path, kind, source, use, 
 @pytest.mark.parametrize(
     ("technique", "setting", "use", "words"),
     [
-        ("model:mine:Net", "linear", "head", "Only a linear head was trained here, on"),
+        ("model:mine:Net", "linear", "head", "Only a head was trained here, on"),
         ("hf:vit", "finetune-full", "fine-tuning", "Encoder and head were fine-tuned here, on"),
-        ("imagenet", "linear", "head", "Only a linear head was trained here, on"),
-        ("imagenet+mae", "linear", "pretraining, head", "pretrained further here and a linear"),
+        ("imagenet", "linear", "head", "Only a head was trained here, on"),
+        ("imagenet+mae", "linear", "pretraining, head", "pretrained further here and a head"),
     ],
 )
 def test_a_transfer_says_what_was_trained_here(tmp_path, technique, setting, use, words):

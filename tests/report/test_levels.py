@@ -15,12 +15,23 @@ import numpy as np
 import pandas as pd
 import pytest
 from kinds import MODALITIES
-from stores import make_pretraining, make_transfer, people
+from stored import searches
+from stores import (
+    SEARCH,
+    make_ladder,
+    make_pretraining,
+    make_search,
+    make_transfer,
+    people,
+    write_predictions,
+)
 
-from benchmd_ray.report.compared import contest_rows
+from benchmd_ray.report.compared import contest_rows, difference
+from benchmd_ray.report.ensembles import ensembles
 from benchmd_ray.report.names import names_of
 from benchmd_ray.report.pools import pools
-from benchmd_ray.report.scored import Scored, measured
+from benchmd_ray.report.scored import Scored, measured, read_scored
+from benchmd_ray.report.tuning_frames import tuned_pairs
 
 CLASSES = MODALITIES["ecg"].task.classes[:3]
 PATIENTS, DRAWS = 60, 300
@@ -114,6 +125,29 @@ def test_any_false_pair_of_all_kinds_together_is_as_rare_as_the_level_says(tmp_p
     p = np.array([p_of_pairs([*equal(runs, draw)], names) for draw in range(DRAWS // 2)])
     assert p.shape == (DRAWS // 2, len([*combinations(ROWS, 2)]))
     assert np.mean((p < LEVEL).any(axis=1)) < LEVEL + 3 * ERROR * np.sqrt(2)
+
+
+@pytest.mark.slow
+def test_equal_ensembles_of_two_families_differ_as_often_as_the_level_says(tmp_path):
+    make_search(tmp_path, **make_ladder())
+    runs = []
+    for fold in range(2):
+        runs.append(make_transfer(tmp_path, setting="finetune-full", fold=fold))
+        upstream = make_pretraining(tmp_path, "random-kernels", fold=fold)
+        tuned = {"upstream": upstream, "fold": fold, "changes": {"tuned": SEARCH}}
+        runs.append(make_transfer(tmp_path, "random-kernels", **tuned))
+    names, records, p = names_of(runs).of_runs, searches([tmp_path]), []
+    for draw in range(DRAWS // 2):
+        for result in equal(runs, draw, seed=9):
+            splits = {"test": (people(2 * PATIENTS), result.targets, result.scores)}
+            write_predictions(result.run, "cpsc", splits, classes=CLASSES)
+        results = measured([r for run in runs for r in read_scored(run).scored], ("auroc",), 2)
+        pooled, _ = pools(results, names)
+        (pair,) = ensembles(tuned_pairs(pooled, records, runs), pooled, ("auroc",), 2).pairs
+        assert [len(pool.runs) for pool in pair.pools] == [2, 2]
+        p.append(difference(pair.tuned, pair.start, "auroc").p)
+    error = ERROR * np.sqrt(2)
+    assert LEVEL - 3 * error < np.mean(np.array(p) < LEVEL) < LEVEL + 3 * error
 
 
 def test_rows_on_other_records_or_with_other_labels_are_no_pair(tmp_path):

@@ -39,6 +39,16 @@ def test_the_fixed_protocol_is_custom_and_tuned_settings_and_shuffled_labels_are
     assert protocol(make_transfer(store, changes=changes, fixed=not changes)) == expected
 
 
+def test_a_fold_run_is_the_start_or_tuned_whatever_protocol_it_states(store):
+    assert protocol(make_transfer(store, fold=1)) == "start"
+    assert protocol(make_transfer(store, fold=2, protocol="fixed")) == "start"
+    assert (
+        protocol(make_transfer(store, fold=1, changes={"tuned": "tune-ecg", **FASTER})) == "tuned"
+    )
+    upstream = make_pretraining(store, "mae", fold=1, changes={"tuned": "tune-ecg", **LONGER})
+    assert protocol(make_transfer(store, "mae", upstream=upstream, fold=1)) == "tuned"
+
+
 def test_a_transfer_of_a_tuned_pretraining_is_tuned(store):
     tuned = {"tuned": "tune-ecg", **LONGER}
     upstream = make_pretraining(store, "mae", changes=tuned, fixed=False)

@@ -328,7 +328,7 @@ def test_lists_without_a_display_are_written_as_data(report_analysis, tmp_path):
 
 AGGREGATE = {
     *("auroc", "metrics", "auroc_per_class", "gaps", "changes", "pairs", "ranking", "subgroups"),
-    *("subgroup_pairs", "subgroups_excluded", "tuned", "searches", "runs", "scores"),
+    *("subgroup_pairs", "subgroups_excluded", "tuned", "searches", "families", "runs", "scores"),
     *("descriptions", "segmentation", "segmentation-networks", "segmentation-networks-means"),
     *("segmentation-networks-pairs", "medmnist", "medmnist_averages"),
     *("detectors", "detectors_means", "detectors_sets", "detectors_compared"),

@@ -16,17 +16,20 @@ from benchmd_ray.data.records import Record
 from benchmd_ray.files.atomic import digest
 from benchmd_ray.files.integrity import line, write_hashed_json
 from benchmd_ray.models.encoder import Encoder, make_encoder
-from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.heads import Classifier, classification_head
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service import cost
 from benchmd_ray.service import spot as machine
 from benchmd_ray.service.cost import Inputs, labelled_rows
 from benchmd_ray.service.datasets import PlannedDataset, card_rows
 from benchmd_ray.service.estimate import (
+    ASSUMED_TFLOPS,
+    HEAD_STEP_SECONDS,
     Estimator,
     Measured,
     Spot,
     measured_runs,
+    median_start,
     nearest,
     units_per_second,
 )
@@ -234,6 +237,30 @@ def test_linear_evaluation_encodes_once_and_then_steps_its_head():
     assert work.unit_flops == 0
     assert work.unit_head_steps == 2
     assert work.once_flops == (100 + 30) * cost.forward_flops(SIGNALS["ecg"], TINY.encoder)
+
+
+def test_a_hidden_layer_costs_what_pytorch_counts():
+    settings = updated(TINY, {"transfer": {"hidden": 8}})
+    work, linear = work_of(Linear(), "mae", settings, PTB), work_of(Linear(), "mae", TINY, PTB)
+    classes = len(ECG.task.classes)
+    head = classification_head(TINY.encoder.width, classes, 8)
+    features = torch.zeros(100, TINY.encoder.width)
+    assert work.unit_flops == counted(lambda: head(features).sum().backward())
+    assert work.small
+    assert not work.alike(linear)
+    weights = sum(value.numel() for value in head.parameters())
+    assert weights == cost.head_parameters(SIGNALS["ecg"], TINY.encoder, classes, 8)
+    more = 4 * (weights - cost.head_parameters(SIGNALS["ecg"], TINY.encoder, classes))
+    disks = [disk_of(Linear(), "mae", chosen, PTB).kept for chosen in (settings, TINY)]
+    assert disks[0] - disks[1] == more
+    finished = Measured("a", "cpu", work, 2.0, 30.0)
+    estimator = Estimator("cpu", (finished,), tflops=None)
+    assert estimator.empty  # it says nothing of training an encoder
+    assert median_start([finished]) == 0.0
+    once = work.once_flops / (ASSUMED_TFLOPS["cpu"] * 1e12)
+    assert estimator.seconds(work) == pytest.approx(work.units / 2 + once)
+    steps = linear.units * linear.unit_head_steps * HEAD_STEP_SECONDS
+    assert estimator.seconds(linear) == pytest.approx(steps + once)
 
 
 def test_scoring_a_target_encodes_its_scored_splits():

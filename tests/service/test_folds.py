@@ -36,7 +36,14 @@ from benchmd_ray.service.unseen import patients_of
 from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 from benchmd_ray.ssl.brought import own_encoder
 from benchmd_ray.storage.location import Address, put_file
-from benchmd_ray.training.jobs import RESULT, Fold, PretrainJob, TransferJob, transfer_result
+from benchmd_ray.training.jobs import (
+    PRETRAINED,
+    RESULT,
+    Fold,
+    PretrainJob,
+    TransferJob,
+    transfer_result,
+)
 from benchmd_ray.training.pretrain import pretrain
 from benchmd_ray.training.reporter import SilentReporter
 from benchmd_ray.training.transfer import transfer
@@ -197,7 +204,14 @@ def fundus_records(split, rows):
     return records
 
 
-def test_a_shared_pretraining_serves_folds_and_a_fitted_one_is_of_its_fold(source, folds, tmp_path):
+def test_kernels_are_fitted_to_each_fold(source, folds, tmp_path):
+    fitted = [
+        run(Fit(), source, tmp_path, KERNELS, fold, technique="random-kernels") for fold in folds
+    ]
+    assert len({r.model_sha256 for r in fitted}) == 2
+
+
+def test_a_shared_pretraining_serves_all_folds(source, folds, tmp_path):
     shared = Pretrain().run(Request("mae", source.path, tmp_path, SMALL))
     runs = [
         run(Linear(), source, tmp_path, SMALL, fold, technique="mae", upstream=shared)
@@ -209,19 +223,16 @@ def test_a_shared_pretraining_serves_folds_and_a_fitted_one_is_of_its_fold(sourc
         for fold in folds
     ]
     assert len({r.folder for r in nearest}) == 2  # though nothing is drawn
-    fitted = [
-        run(Fit(), source, tmp_path, KERNELS, fold, technique="random-kernels") for fold in folds
-    ]
-    assert len({r.model_sha256 for r in fitted}) == 2
 
 
 SMALL_KNN = updated(SMALL, {"transfer": {"mode": "knn"}})
 
 
 def kept_of(folder, settings, fold, **about):
-    """Weights of the same form that no training of the run gives: of another learning rate."""
-    other = updated(settings, {"transfer": {"optimiser": {"lr": 0.05}}})
-    return replace(fold, model=trained(folder, other, fold, **about))
+    """A fold with kept weights that no training gives: its head has another bias."""
+    trained(folder, settings, fold, **about)
+    forged(folder, **{"head.bias": tensor_of(folder) + 1})
+    return replace(fold, model=folder)
 
 
 def test_kept_weights_are_taken_instead_of_training(scratch, source, folds, tmp_path, monkeypatch):
@@ -239,16 +250,25 @@ def test_kept_weights_are_taken_instead_of_training(scratch, source, folds, tmp_
     assert not list(taken.folder.glob(".partial*"))
 
 
-def test_kept_weights_of_a_pretraining_are_taken(source, folds, tmp_path, monkeypatch):
-    kept, settings = tmp_path / "kept", seeded(SMALL, folds[1])
-    kept.mkdir()
-    other = updated(settings, {"pretrain": {"optimiser": {"lr": 0.05}}})
-    pretrain(PretrainJob(other, "mae", folds[1].catalog, kept), Worker(), SilentReporter())
-    monkeypatch.setattr(execute, "launch", None)
-    fold = replace(folds[1], model=kept)
-    taken = run(Pretrain(), source, tmp_path / "runs", SMALL, fold, technique="mae")
-    assert taken.model_sha256 == sha256(kept / "model.safetensors")
-    assert read_seen(taken.folder)
+@pytest.mark.parametrize("changes", [{}, {"pretrain": {"optimiser": {"lr": 0.05}}}])
+def test_kept_weights_of_a_pretraining_are_taken_if_it_had_the_same_settings(
+    source, folds, tmp_path, caplog, changes
+):
+    fold, kept = replace(folds[1], model=tmp_path / "kept" / PRETRAINED), tmp_path / "kept"
+    settings = updated(seeded(SMALL, fold), changes)
+    (kept / PRETRAINED).mkdir(parents=True)
+    job = PretrainJob(settings, "mae", fold.catalog, kept / PRETRAINED)
+    pretrain(job, Worker(), SilentReporter())
+    transfer(
+        TransferJob(settings, fold.catalog, kept, kept / PRETRAINED), Worker(), SilentReporter()
+    )
+    name = next(iter(load_file(kept / PRETRAINED / "model.safetensors")))
+    forged(kept / PRETRAINED, **{name: tensor_of(kept / PRETRAINED, name) + 1})
+    run_of = run(Pretrain(), source, tmp_path / "runs", SMALL, fold, technique="mae")
+    is_taken = run_of.model_sha256 == sha256(kept / PRETRAINED / "model.safetensors")
+    assert is_taken == (not changes)
+    assert ("pretrain: not as in this run" in caplog.text) == bool(changes)
+    assert read_seen(run_of.folder)
 
 
 def flipped(folder):
@@ -271,6 +291,17 @@ def restated(folder, name, **changes):
     write_hashed_json(folder / name, read_hashed_json(folder / name, "") | changes)
 
 
+def trained_of(folder):
+    return read_hashed_json(folder / RESULT, "")["trained"]
+
+
+def restated_training(folder, *, without=False, **changes):
+    result = read_hashed_json(folder / RESULT, "")
+    stated = {} if without else {"trained": result["trained"] | changes}
+    kept = {name: value for name, value in result.items() if name != "trained"}
+    write_hashed_json(folder / RESULT, kept | stated)
+
+
 def tensor_of(folder, name="head.bias"):
     return load_file(folder / "model.safetensors")[name]
 
@@ -288,16 +319,27 @@ FAULTS = {
     ),
     "half": (
         lambda kept: forged(kept, **{"head.bias": tensor_of(kept).half()}),
-        "weights: not as in the model of this run",
+        "weights: not as in this run",
     ),
     "statistics": (
         lambda kept: restated(kept, "model.json", statistics={"mean": [0.0], "std": [1.0]}),
-        "statistics: not as in the model of this run",
+        "statistics: not as in this run",
     ),
     "records": (
         lambda kept: restated(kept, RESULT, training_records=7),
-        "it was trained on 7 records, expected",
+        "training_records: not as in this run",
     ),
+    "epochs": (
+        lambda kept: restated_training(
+            kept, transfer={**trained_of(kept)["transfer"], "epochs": 9}
+        ),
+        "transfer: not as in this run",
+    ),
+    "fold": (
+        lambda kept: restated_training(kept, catalog="another", seed=7),
+        "catalog, seed: not as in this run",
+    ),
+    "older": (lambda kept: restated_training(kept, without=True), "trained"),
     "pipe": (lambda kept: _pipe(kept / "model.json"), "model.json is missing"),
 }
 

@@ -4,7 +4,15 @@ import math
 
 import pytest
 from click.testing import CliRunner
-from stores import make_pretraining, make_search, make_transfer, make_trials, search_name
+from stores import (
+    evaluated,
+    make_ladder,
+    make_pretraining,
+    make_search,
+    make_transfer,
+    make_trials,
+    search_name,
+)
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
@@ -63,11 +71,29 @@ def test_failures_have_their_reason_and_cannot_move_the_cursor(tmp_path):
 
 def test_the_best_so_far_is_of_the_trials_with_the_most_evaluations(tmp_path):
     rows = make_trials(4)
-    for row, value, evaluations in zip(rows, (0.5, 0.9, 0.6, 0.55), (3, 1, 3, 3), strict=True):
-        row |= {"state": "complete", "value": value, "evaluations": evaluations}
-    make_search(tmp_path, rows=rows, finished=False, evaluations=3)
-    (found,) = (line for line in watched([tmp_path]) if "best inner AUROC" in line)
-    assert "so far 0.600 (trial 2, start 0.500)" in found
+    scores = ([0.5] * 4, [0.9], [0.6] * 3, [0.55] * 3)
+    for row, values in zip(rows, scores, strict=True):
+        row |= {"state": "complete", **evaluated(values, scores[0])}
+    make_search(tmp_path, rows=rows, finished=False)
+    (line,) = (line for line in watched([tmp_path]) if "best inner AUROC" in line)
+    assert line.endswith(
+        "4 trials (4 complete), 11 evaluations; best inner AUROC so far 0.600 "
+        "(trial 2, mae linear, start 0.500)"
+    )
+
+
+def test_a_search_over_families_tells_which_one_won(tmp_path):
+    make_search(tmp_path, **make_ladder(12))
+    (line,) = (line for line in watched([tmp_path]) if "was chosen" in line)
+    assert "12 trials (10 complete, 1 stopped, 1 failed) of 3 families, 36 evaluations; " in line
+    assert "trial 1 (random-kernels linear) was chosen, inner AUROC 0.665 (start 0.609)" in line
+
+
+def test_a_fold_run_at_work_is_named_by_its_fold(tmp_path):
+    run = make_transfer(tmp_path, fold=3, finished=False, changes={"tuned": "tune-ecg"})
+    with locked(run.folder / ".lock", "the run"):
+        *_, line = watched([tmp_path])
+    assert line.startswith("  ptb-xl scratch linear, tuned, fold 3  ")
 
 
 def test_searches_tell_what_they_found_so_far_and_in_the_end(tmp_path):

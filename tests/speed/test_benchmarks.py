@@ -190,10 +190,10 @@ def test_catalog_build_compares_with_one_process() -> None:
 
 
 @pytest.mark.ray
-def test_a_search_compares_with_trials_one_after_the_other(
+def test_a_search_compares_with_evaluations_one_after_the_other(
     ecg_catalogs: dict[str, Catalog],
 ) -> None:
-    few = ["--catalog", str(ecg_catalogs["ptb-xl"].path), "--trials", "2", "--epochs", "1"]
+    few = ["--catalog", str(ecg_catalogs["ptb-xl"].path), "--evaluations", "3", "--epochs", "1"]
     result = benchmark("search", *few)
     assert result["largest_difference_of_auroc"] == 0
 

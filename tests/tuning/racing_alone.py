@@ -1,4 +1,4 @@
-"""A search without Ray and without training: a race whose scores a function gives."""
+"""A search without Ray and without training, whose scores a function gives."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ class Killed(Exception):
     """The process ended."""
 
 
-def raced(study: Study, trials: int, score: Score, kill_after: int | None = None) -> None:
+def raced(
+    study: Study, budget: int | Budget, score: Score, kill_after: int | None = None
+) -> Limits:
     """Work on jobs one after the other, as a session does.
 
     Args:
         study: The study.
-        trials: The budget.
+        budget: The budget, or its number of trials.
         score: Of an evaluation.
         kill_after: Evaluations after which the process is killed; None: never.
+
+    Returns:
+        The limits that decided.
     """
-    limits = Limits(study, Budget(trials=trials), Place(1.0, 0.0, 1), lambda: False, Display())
+    budget = Budget(trials=budget) if isinstance(budget, int) else budget
+    limits = Limits(study, budget, Place(1.0, 0.0, 1), lambda: False, Display())
     done = 0
-    while jobs := study.unfinished() or [limits.next_job()]:
-        job = jobs[0]
-        if job is None:
-            return
-        for place, evaluation in enumerate(job.evaluations, 1):
-            if done == kill_after:
-                raise Killed
-            found = {"ecg": score(job.number, job.values, evaluation)}
-            sound = study.evaluated(job.number, evaluation, found, job.seconds + place)
-            limits.look()
-            done += 1
-            if not sound:
-                break
+    while job := (study.unfinished() or [limits.next_job()])[0]:
+        if done == kill_after:
+            raise Killed
+        scores = {"ecg": score(job.number, job.values, job.evaluation)}
+        study.evaluated(job.number, job.evaluation, scores, 1.0)  # however often it was begun
+        limits.look()
+        done += 1
+    return limits

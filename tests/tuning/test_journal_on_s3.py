@@ -8,10 +8,12 @@ from waiting import until
 
 from benchmd_ray.errors import BucketError, Stopped, Transient
 from benchmd_ray.files.integrity import Damaged
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.storage import patience, segments
 from benchmd_ray.storage.bucket import Bucket, open_bucket
 from benchmd_ray.storage.lease import LeaseLost
 from benchmd_ray.storage.location import Address
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Study
@@ -30,8 +32,11 @@ def journal(s3):
     return Address(f"{s3}/study/searches/tune-made-0123456789ab/journal")
 
 
-def opened(place, **method):
-    return Study(place, SPACE, Method(**{"sampler": "tpe", "evaluations": 3, **method}))
+FAMILY = Family("mae", "linear", SPACE, (Settings(),))
+
+
+def opened(place):
+    return Study(place, [FAMILY], Method())
 
 
 def work(study, count):
@@ -41,11 +46,11 @@ def work(study, count):
         lr = job.values["transfer.optimiser.lr"]
         study.reported(job.number, 1, 0.5 + lr, 1.0)
         if job.number % 5 == 3:
-            study.ended(job.number, seconds=2.0, reason="the loss became NaN")
+            study.ended(job.number, 0, seconds=2.0, reason="the loss became NaN")
         else:
             study.evaluated(job.number, 0, {"ecg": 0.6 + lr}, 2.0)
-        if (more := study.promote()) is not None:
-            study.evaluated(more.number, more.evaluations[0], {"ecg": 0.6 + lr}, 4.0)
+        if (more := study.climb()) is not None:
+            study.evaluated(more.number, more.evaluation, {"ecg": 0.6 + lr}, 4.0)
 
 
 def known(study):
@@ -80,7 +85,7 @@ def test_what_is_noted_together_is_one_request(journal, monkeypatch):
     job = study.propose()
     study.reported(job.number, 1, 0.5, 1.0)
     study.evaluated(job.number, 0, {"ecg": 0.5}, 2.0)
-    study.ended(job.number, seconds=3.0, reason="the loss became NaN")
+    study.ended(job.number, 0, seconds=3.0, reason="the loss became NaN")
     assert puts == ["000000.log"] * 4
 
 
@@ -168,7 +173,7 @@ def test_what_a_signal_kept_from_being_written_is_not_known(journal, monkeypatch
             patch.setattr(segments.JournalSegments, "append", interrupted)
         with pytest.raises(Stopped):
             study.evaluated(0, 1, {"ecg": 0.9}, 9.0) if together else study.propose()
-    for asked in (study.propose, lambda: study.ended(0, seconds=9.0)):
+    for asked in (study.propose, lambda: study.ended(0, 0, seconds=9.0)):
         with pytest.raises(Transient, match="was interrupted: run the same command again"):
             asked()
     assert known(opened(journal)) == before

@@ -13,6 +13,7 @@ from kinds import MODALITIES, SIGNALS
 
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.registry import built_in_space
 from benchmd_ray.files.atomic import resource_folder
 from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.models.networks import RANDOM_KERNELS
@@ -148,6 +149,24 @@ def test_every_file_is_the_space_of_some_search():
         text = path.read_text("utf-8")
         assert text.startswith("# ")
         assert re.search(r"benchmd (medmnist )?tune ", text.split("\n\n")[0])
+
+
+@pytest.mark.parametrize(
+    ("technique", "setting", "stem"),
+    [
+        (SCRATCH, "finetune-small", "finetune"),
+        (SCRATCH, "linear", "linear"),
+        (SCRATCH, "knn", "knn"),
+        (RANDOM_KERNELS, "linear", "random-kernels"),
+        (RANDOM_KERNELS, "knn", "random-kernels"),
+    ],
+)
+def test_medmnist_brings_its_own_space_only_of_fine_tuning_from_scratch(technique, setting, stem):
+    for name in MEDMNIST:
+        brought = built_in_space(technique, setting, kind_of(name))
+        assert (brought is not None) == setting.startswith("finetune")
+        space = space_for(technique, setting, kind_of(name), built_in=brought)
+        assert space.name == f"{stem} ({kind_of(name).signal.name})"
 
 
 def test_techniques_are_those_of_pretraining():

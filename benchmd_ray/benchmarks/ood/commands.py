@@ -211,7 +211,7 @@ def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: i
 def guard(
     run: Path, data: tuple[Location, ...], catalog: Location | None, detector: str, out: Path
 ) -> None:
-    """Screen new data for the model of RUN: a detector accepts or rejects each record.
+    """Screen new data for the model of RUN, a run or an export: accept or reject each record.
 
     Records that cannot be read are listed as unreadable, with the reason.
 

@@ -1,7 +1,8 @@
 """A detector in front of a model: fitted once, stored with it, applied to new data.
 
-A fitted detector is ``guard/<detector>.safetensors`` in the run's folder, with its threshold and
-what it was fitted on in ``guard/<detector>.json``; both are compared with their hashes.
+A fitted detector is ``guard/<detector>.safetensors`` in the folder of the run or exported model,
+with its threshold and what it was fitted on in ``guard/<detector>.json``; both are compared with
+their hashes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from benchmd_ray.runs.files import RUN
 from benchmd_ray.schema.typed import Count, Finite
 from benchmd_ray.storage.location import Location, entries
 from benchmd_ray.training.collect import evaluation_batch
+from benchmd_ray.training.weights import CONFIG, is_exported
 
 FOLDER = "guard"
 REMEDY = "Remove it and fit the detector again with --catalog."
@@ -100,8 +102,13 @@ def _paths(run: Path, detector: str) -> tuple[Path, Path]:
 
 def require_trained_on(asked: Asked) -> None:
     """Refuse another catalog than that which the run was trained on."""
-    about = read_hashed_json(asked.run / RUN, "", {"determinants": dict})
-    if about["determinants"].get("catalog") != asked.catalog.digest:
+    if is_exported(asked.run):
+        about = read_hashed_json(asked.run / CONFIG, "", {"trained": dict})["trained"]
+    else:
+        about = read_hashed_json(asked.run / RUN, "")
+    determinants = about.get("determinants")
+    trained_on = determinants.get("catalog") if isinstance(determinants, dict) else None
+    if trained_on != asked.catalog.digest:
         raise BenchmdError(
             f"{asked.run} was trained on another catalog than {asked.catalog.path}: name that one, "
             "for what is in distribution is what the model learned from."

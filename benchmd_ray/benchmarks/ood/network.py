@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -32,9 +32,10 @@ from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.ssl.mae import MAE
 from benchmd_ray.training.collect import evaluated
 from benchmd_ray.training.engine import autocast
+from benchmd_ray.training.members import Member, load_members, need_one_pass
 from benchmd_ray.training.weights import (
     described,
-    load_classifier,
+    is_exported,
     load_encoder,
     load_weights,
     model_description,
@@ -52,11 +53,17 @@ VISIBLE = {1: 1250, 2: 128}
 """Largest extent of a picture that is to be looked at, by the number of its axes."""
 PIXELS = {1: 250, 2: 64, 3: 16}
 """Largest extent of the small picture of a signal, by the number of its axes but the channel's."""
+WIDEST = 8192
+"""Most features of all members of an average: detectors invert matrices of that size."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """A finished transfer's network, in eval mode on a device."""
+    """A finished transfer's network, in eval mode on a device.
+
+    Of an exported average, features and layers are those of all members one after the other, and
+    logits and all else the mean over the members.
+    """
 
     model: Classifier
     signal: Signal
@@ -70,49 +77,70 @@ class Network:
     """That pretraining, where it was one by masked autoencoding."""
     needs: tuple[str, ...] | None = None
     """Quantities that are computed in addition to features, logits and layers; None takes all."""
+    others: tuple[Network, ...] = ()
+    """The other members of an average."""
 
     @classmethod
     def of(cls, run: Path, worker: Worker, precision: str) -> Network:
-        """The network of a run.
+        """The network of a run or of an exported model.
 
         Raises:
-            BenchmdError: The folder holds no finished transfer with a linear head.
+            BenchmdError: The folder holds no finished transfer with a linear head, or an average of
+                too many features.
         """
-        model, about = load_classifier(run), model_description(run)
+        members, about = load_members(run), model_description(run)
         signal, task = described(about, run)
-        if task is None:
-            raise BenchmdError(f"{run} is a pretraining: name a transfer run.")
-        if not isinstance(model.head, nn.Linear):
+        assert task is not None  # `load_members` refuses a pretraining
+        if not all(isinstance(member.model.head, nn.Linear) for member in members):
             raise BenchmdError(
                 f"{run} lets nearest neighbours vote (transfer.mode=knn) or has a hidden layer in "
                 "its head (transfer.hidden), and detectors read the weights of a linear head: name "
                 "a run with a linear head, such as of transfer.mode=linear with transfer.hidden=0."
             )
-        model.to(worker.device).eval()
-        pretrained, mae = _pretraining(run)
-        for module in (pretrained, mae):
+        if len(members) > 1 and need_one_pass(members):
+            members = [Member(_mean_head([m.model for m in members]), members[0].statistics)]
+        width = sum(member.model.encoder.width for member in members)
+        if len(members) > 1 and width > WIDEST:
+            raise BenchmdError(
+                f"the {len(members)} models of {run} have {width:,} features together, and "
+                f"detectors take {WIDEST:,}: name one of its runs."
+            )
+        pretrained, mae = (None, None) if is_exported(run) else _pretraining(run)
+        for module in (*(member.model for member in members), pretrained, mae):
             if module is not None:
                 module.to(worker.device).eval()
-        return cls(model, signal, task, about, worker, precision, pretrained, mae)
+        first, *others = (
+            cls(model, signal, task, {**about, "statistics": values}, worker, precision)
+            for model, values in members
+        )
+        return replace(first, pretrained=pretrained, mae=mae, others=tuple(others))
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """The members of an average, or only this one."""
+        return (self, *(replace(other, needs=self.needs) for other in self.others))
 
     @cached_property
     def digest(self) -> str:
-        """Hash of its weights, the head's and the pretraining's included."""
+        """Hash of its weights, the head's, the pretraining's and those of others included."""
         modules = (self.model, self.pretrained, self.mae)
-        return " ".join(weights_digest(module) for module in modules if module is not None)
+        digests = [weights_digest(module) for module in modules if module is not None]
+        others = (f"{other.digest} {other.about['statistics']}" for other in self.others)
+        return " ".join([*digests, *others])
 
     @cached_property
     def head(self) -> Head:
-        assert isinstance(self.model.head, nn.Linear)  # `Network.of` refuses others
-        weight, bias = self.model.head.weight, self.model.head.bias
-        arrays = [value.detach().cpu().numpy().astype(np.float64) for value in (weight, bias)]
-        return Head(arrays[0], arrays[1], self.task.exclusive)
+        heads = [network.model.head.state_dict() for network in self.networks]
+        weight = torch.cat([head["weight"].double() for head in heads], dim=1) / len(heads)
+        bias = torch.stack([head["bias"].double() for head in heads]).mean(dim=0)
+        return Head(weight.cpu().numpy(), bias.cpu().numpy(), self.task.exclusive)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Quantities of one record and their shapes, in the order of `quantities`."""
         zeros = torch.zeros(1, *self.signal.input_shape, device=self.worker.device)
-        return {name: tuple(value.shape[1:]) for name, value in self._of(zeros).items()}
+        values_by_name = _together([network._of(zeros) for network in self.networks])
+        return {name: tuple(value.shape[1:]) for name, value in values_by_name.items()}
 
     @property
     def values(self) -> int:
@@ -122,7 +150,7 @@ class Network:
     def normalised(
         self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
     ) -> torch.Tensor:
-        """Signals as the network sees them, on its device: (records, *input_shape).
+        """Signals as the network, or the first member, sees them: (records, *input_shape).
 
         Values (records, *stored_shape) are in stored steps, sizes are (records, axes but the
         channel's).
@@ -136,7 +164,8 @@ class Network:
 
     def quantities(self, *batch: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Quantities of records of `normalised` one after the other: (records, values)."""
-        values_by_name = self._of(self.normalised(*batch))
+        parts = [network._of(network.normalised(*batch)) for network in self.networks]
+        values_by_name = _together(parts)
         flat = [values_by_name[name].flatten(1).float().cpu() for name in self.shapes]
         return np.asarray(torch.cat(flat, dim=1).numpy(), np.float32)
 
@@ -278,6 +307,29 @@ class Network:
             p = torch.maximum(p, 1 - p)
         surest: torch.Tensor = p.amax(dim=1)
         return surest
+
+
+def _together(parts: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Quantities of members: features and layers one after the other, of all else the mean."""
+    if len(parts) == 1:
+        return parts[0]
+    names = {name: [part[name] for part in parts] for name in parts[0]}
+    return {
+        name: torch.cat(values, dim=1)
+        if name == "features" or name.startswith("layer ")
+        else torch.stack(values).mean(dim=0)
+        for name, values in names.items()
+    }
+
+
+def _mean_head(models: Sequence[Classifier]) -> Classifier:
+    """Their encoder, which all share, with the mean of their linear heads."""
+    states = [model.head.state_dict() for model in models]
+    mean = {name: torch.stack([s[name] for s in states]).mean(dim=0) for name in states[0]}
+    classes, width = mean["weight"].shape
+    head = nn.Linear(width, classes)
+    head.load_state_dict(mean)
+    return Classifier(models[0].encoder, 0, head)
 
 
 def stages(encoder: nn.Module) -> list[nn.Module]:
