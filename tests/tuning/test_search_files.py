@@ -108,6 +108,7 @@ def make(tmp_path):
                     "policy": "clean",
                     "catalog": "c",
                     "inner": "i",
+                    "sketch": "",
                     "records": {"train": 8, "validation": 2},
                     "patients": {"train": 8, "validation": 2},
                 }
@@ -118,6 +119,7 @@ def make(tmp_path):
             "cautious": method.cautious,
             "seed": 0,
             "device": "cpu",
+            "lenders": {},
             "determinants": DETERMINANTS,
         }
         write_hashed_json(folder / SEARCH, plan)
@@ -456,6 +458,6 @@ def test_progress_names_the_best_trial(make):
     limits.running = {(5, 0), (6, 0)}
     limits.look()
     assert limits.text == (
-        f"2 running, 1 stopped early, 1 failed, best 0.750 (trial 1, {MAE}, evaluations: 1)"
+        f"exploring, 2 running, 1 stopped early, 1 failed, best 0.750 (trial 1, {MAE}, evaluations: 1)"
     )
     assert limits.ended == 5
