@@ -458,6 +458,7 @@ def test_progress_names_the_best_trial(make):
     limits.running = {(5, 0), (6, 0)}
     limits.look()
     assert limits.text == (
-        f"exploring, 2 running, 1 stopped early, 1 failed, best 0.750 (trial 1, {MAE}, evaluations: 1)"
+        "exploring, 2 running, 1 stopped early, 1 failed, "
+        f"best 0.750 (trial 1, {MAE}, evaluations: 1)"
     )
     assert limits.ended == 5
