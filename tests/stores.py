@@ -194,7 +194,7 @@ def make_transfer(
     **about: Any,
 ) -> Run:
     """A transfer run with its metrics, without predictions; `about` goes into ``run.json``."""
-    of_fold, _, seed = _of_fold(fold, seed)
+    of_fold, inner, seed = _of_fold(fold, seed)
     fixed = fixed and fold is None
     settings = _settings(modality, technique, seed, changes or {}, setting)
     stated = {
@@ -209,9 +209,7 @@ def make_transfer(
         **about,
     }
     weights = None if upstream is None else f"weights of {upstream.folder.name}"
-    decisive = {"upstream": weights, "parts": dict(parts or {})}
-    if "fold" in stated:
-        decisive["fold"] = stated["fold"]["inner"]
+    decisive = {"upstream": weights, "parts": dict(parts or {}), **inner}
     if upstream is not None:
         decisive["upstream_parts"] = upstream.description["determinants"]["parts"]
     description = _description(settings, "transfer", stated, decisive)
