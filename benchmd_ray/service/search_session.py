@@ -129,7 +129,8 @@ class Searched:
         lines = []
         if len(self.plan.families) > 1:
             lines = [
-                f"    best of {trial.family}: trial {trial.number}, {name} {trial.score:.4f}"
+                f"    best of {trial.family}: trial {trial.number}, {name} {trial.score:.4f} over "
+                f"{count_of(len(trial.evaluations), 'evaluation')}"
                 for trial in best_of_families(self.trials)
             ]
         evaluations = count_of(len(best.evaluations), "evaluation")

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from benchmd_ray.data.sketches import Sketch
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.schema.typed import Count, Finite, Name, PlainValue, checked, form_fault
 from benchmd_ray.settings.definition import Settings, updated
@@ -70,6 +71,7 @@ class SourceForm(TypedDict):
     policy: Name
     catalog: str
     inner: str
+    sketch: Sketch
     records: Folds
     patients: Folds
 
@@ -116,6 +118,7 @@ class PlanForm(TypedDict):
     cautious: bool
     seed: Annotated[int, Field(gt=-(2**63), lt=2**63)]
     device: Name
+    lenders: dict[Name, Sketch]
     determinants: SearchDeterminants
 
 
@@ -139,7 +142,11 @@ def plan_fault(plan: Mapping[str, Any]) -> str:
     """What is invalid in ``search.json``; empty if nothing."""
     if fault := form_fault(PlanForm, plan):
         return fault
-    sources = plan["sources"]
+    sources, lenders = plan["sources"], {*plan["lenders"]}
+    if lenders != {
+        name for entry in plan["determinants"]["portfolio"] for name in entry["datasets"]
+    }:
+        return "its lenders are not the datasets of its portfolio"
     for family in plan["families"]:
         if len(sources) != len(family["settings"]):
             return (

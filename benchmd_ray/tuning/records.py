@@ -33,7 +33,7 @@ from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.tuning.families import FAMILY, name_of_family
 from benchmd_ray.tuning.record_form import LISTS, plan_fault, result_fault, trials_fault
 
-FORMAT = 5
+FORMAT = 6
 STATES = ("complete", "stopped", "failed", "unfinished")
 """``complete``: the trial has all evaluations that it earned; ``stopped``: within its first."""
 NUMERIC = ("float", "log float", "int", "log int")
@@ -93,8 +93,9 @@ class SearchRecord:
     families: tuple[FamilyRecord, ...]
     """The first one's start is trial 0."""
     sources: tuple[Mapping[str, Any], ...]
-    """modality, source, policy, digests of catalog and first inner catalog, records and patients
-    of the inner catalog's two splits; several entries for a universal search."""
+    """modality, source, policy, digests of catalog and first inner catalog, the catalog's sketch,
+    records and patients of the inner catalog's two splits; several entries for a universal search.
+    """
     metric: str
     """``auroc`` or ``dsc``."""
     sampler: str
@@ -103,8 +104,8 @@ class SearchRecord:
     device: str
     borrowed: int
     """Number of trials that came from a portfolio."""
-    lenders: tuple[str, ...]
-    """Datasets that these were learned on."""
+    lenders: Mapping[str, str]
+    """Sketches of the datasets that these were learned on, by dataset."""
     trials: pd.DataFrame
     """One row per trial in order of number: `COLUMNS`, each searched setting, and in a universal
     search the score of each modality. ``scores`` and ``curve`` hold tuples of pairs.
@@ -303,14 +304,14 @@ def read_search(folder: Path) -> SearchRecord:
         for family in plan["families"]
     )
     trials = _read_trials(folder / TRIALS, families, modalities)
-    result, portfolio = _read_result(folder / RESULT, trials), plan["determinants"]["portfolio"]
+    result = _read_result(folder / RESULT, trials)
     named = {name: plan[name] for name in ("metric", "sampler", "cautious", "seed", "device")}
     return SearchRecord(
         folder=folder,
         families=families,
         sources=tuple(plan["sources"]),
-        borrowed=len(portfolio),
-        lenders=tuple(sorted({name for entry in portfolio for name in entry["datasets"]})),
+        borrowed=len(plan["determinants"]["portfolio"]),
+        lenders=plan["lenders"],
         trials=trials,
         result=result,
         **named,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -124,7 +125,8 @@ class Study(TrialLog):
 
     def climb(self, left: float = math.inf, until: int = RUNGS[-1]) -> Job | None:
         """Grant the next evaluation of the ladder; see `ladder.next_evaluation`."""
-        wanted = next_evaluation(self.scores(), self.granted, left, until)
+        families = {trial.number: trial.family for trial in self.trials()}
+        wanted = next_evaluation(self.scores(), families, self.granted, left, until)
         return None if wanted is None else self._grant(*wanted)
 
     def scores(self) -> dict[int, Mapping[int, float]]:
@@ -149,9 +151,9 @@ class Study(TrialLog):
         return optimism(scores) if START in scores else None
 
     def leading(self, count: int) -> list[int]:
-        """The trials with the most evaluations, the best of these first."""
+        """The trials on the highest rung, the best of these first."""
         trials = [t for t in self.trials() if t.is_sound and t.number != START]
-        trials.sort(key=lambda t: (-len(t.evaluations), -t.score, t.number))
+        trials.sort(key=lambda t: (-bisect(RUNGS, len(t.evaluations)), -t.score, t.number))
         return [trial.number for trial in trials[:count]]
 
     def reported(self, number: int, step: int, score: float, seconds: float) -> bool:
