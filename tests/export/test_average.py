@@ -356,15 +356,7 @@ def test_a_search_names_the_fold_runs_that_it_delivers(tmp_path):
     rate = {"transfer": {"optimiser": {"lr": 0.5}}}
 
     def folds(count, **changes):
-        return [
-            make_transfer(
-                store,
-                seed=seed_of(0, number),
-                changes=changes,
-                fold={"evaluation": number, "inner": str(number)},
-            )
-            for number in range(count)
-        ]
+        return [make_transfer(store, changes=changes, fold=number) for number in range(count)]
 
     start, chosen = folds(3), folds(4, tuned=tuned, **rate)
     folds(2, **rate)  # of neither
