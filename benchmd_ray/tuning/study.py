@@ -66,7 +66,8 @@ class Study(TrialLog):
             seed = derived_seed(method.seed, number) % 2**32
             is_random = number < len(self._first) + RANDOM_TRIALS
             sampler = "random" if is_random else method.sampler
-            values = proposed(self.families[name].space, sampler, seed, self._seen(name))
+            seen = () if sampler == "random" else self._seen(name)
+            values = proposed(self.families[name].space, sampler, seed, seen)
         return self._begin(self._frozen_trial(name, values))
 
     def _next_family(self) -> str:
