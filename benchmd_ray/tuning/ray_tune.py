@@ -18,10 +18,12 @@ from benchmd_ray.errors import Transient
 from benchmd_ray.files.atomic import remove
 from benchmd_ray.tuning.ladder import START
 from benchmd_ray.tuning.limits import Ended, Limits
-from benchmd_ray.tuning.search import RESTARTS
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial import Catalogs
 from benchmd_ray.tuning.trial_files import job_name
+
+RESTARTS = 3
+"""Restarts of a job whose process was lost, by Ray Tune; lost to preemption, they do not count."""
 
 
 class _NotKept:

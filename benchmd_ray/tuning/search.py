@@ -35,8 +35,6 @@ ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 """Read by Ray Tune when it is imported or started."""
-RESTARTS = 3
-"""Restarts of a job whose process was lost, by Ray Tune; lost to preemption, they do not count."""
 CRASHES = 2
 """Crashes of Ray Tune, over all sessions, after which the trials that were running fail."""
 WAITING = {"memory": 1.0}
@@ -121,7 +119,7 @@ def _fit(
 ) -> None:
     from ray import tune
 
-    from benchmd_ray.tuning.ray_tune import Jobs, Judge, Watch
+    from benchmd_ray.tuning.ray_tune import RESTARTS, Jobs, Judge, Watch
 
     place = limits.place
 

@@ -14,8 +14,8 @@ from benchmd_ray.settings.definition import Settings
 from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.ray_tune import Jobs, Judge, Watch
-from benchmd_ray.tuning.search import RESTARTS, _after_crash, is_of_trial, trial_loop
+from benchmd_ray.tuning.ray_tune import RESTARTS, Jobs, Judge, Watch
+from benchmd_ray.tuning.search import _after_crash, is_of_trial, trial_loop
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.study import Study
