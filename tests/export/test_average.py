@@ -361,15 +361,7 @@ RATE = {"transfer": {"optimiser": {"lr": 0.5}}}
 
 
 def folds_of(store, count, **changes):
-    return [
-        make_transfer(
-            store,
-            seed=seed_of(0, number),
-            changes=changes,
-            fold={"evaluation": number, "inner": str(number)},
-        )
-        for number in range(count)
-    ]
+    return [make_transfer(store, changes=changes, fold=number) for number in range(count)]
 
 
 def searched(store, stem, start, best, **source):
