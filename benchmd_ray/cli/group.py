@@ -93,9 +93,9 @@ MANY = 16
 in ``--help-all``.
 """
 OPTION_SECTIONS: dict[str, tuple[str, ...]] = {
-    "Search": ("sampler", "stopping", "evaluations", "choosing", "cost", "universal"),
+    "Search": ("sampler", "cautious", "universal", "single", "search_only"),
     "Space": ("space", "held", "portfolio", "learned"),
-    "Budget": ("trials", "hours", "device_hours", "at_once", "memory_gib", "search_only"),
+    "Budget": ("trials", "evaluations", "hours", "device_hours", "at_once", "memory_gib"),
     "Plan without running": ("dry_run", "items", "tflops", "gpus", "as_json"),
     "Where and with what": (
         *("store", "settings_file", "assignments", "address", "cpus", "weights"),
@@ -110,7 +110,7 @@ OPTION_SECTIONS: dict[str, tuple[str, ...]] = {
 RARE = frozenset(
     {
         *("also", "evaluated", "policies", "any_md5"),
-        *("sampler", "stopping", "evaluations", "choosing", "cost", "portfolio", "learned"),
+        *("sampler", "evaluations", "cautious", "universal", "portfolio", "learned"),
         *("device_hours", "at_once", "memory_gib", "tflops", "gpus", "as_json"),
         *("allow_plugin", "cards", "verbose"),
         *("wandb_project", "wandb_entity", "wandb_tags", "wandb_system"),

@@ -113,19 +113,17 @@ PARTS: Mapping[str, Part] = {
     ),
     "inner splits": Part(2, ("data/inner.py", "data/splits.py")),
     "search": Part(
-        7,
+        8,
         (
-            "scores/comparison.py",
-            "tuning/confirm.py",
-            "tuning/known.py",
+            "tuning/families.py",
+            "tuning/ladder.py",
             "tuning/limits.py",
             "tuning/method.py",
-            "tuning/racing.py",
-            "tuning/sampling.py",
             "tuning/study.py",
             "tuning/stages.py",
             "tuning/trial.py",
             "tuning/trial_log.py",
+            "tuning/trials.py",
         ),
     ),
     "segmentation scores": Part(

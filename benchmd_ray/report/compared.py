@@ -155,9 +155,8 @@ def baseline_of(pool: Pool, together: Sequence[Pool], name: str | None) -> Pool 
     """What a row is compared with among those on its records; itself where it is the baseline.
 
     A ``name`` is that of a row, with or without its mode, or a technique. Without one, training
-    from scratch that was not tuned, else tuned, else random kernels. Of several the one that is
-    trained on folds if the row is, then with the same mode, network, and settings of the transfer;
-    of other modes, linear before others.
+    from scratch that was not tuned, else tuned, else random kernels. Of several the one with the
+    same mode, then network, then settings of the transfer; of other modes, linear before others.
     """
     if name is None:
         scratch = [other for other in together if _technique(other) == SCRATCH]
@@ -174,7 +173,6 @@ def baseline_of(pool: Pool, together: Sequence[Pool], name: str | None) -> Pool 
     def unlike(other: Pool) -> tuple[object, ...]:
         theirs, mode = other.first.run.settings, other.key["setting"]
         return (
-            ("fold" in pool.first.run.description) != ("fold" in other.first.run.description),
             mode != pool.key["setting"],
             ours.encoder.network != theirs.encoder.network,
             ours.transfer != theirs.transfer,

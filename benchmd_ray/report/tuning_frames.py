@@ -16,7 +16,7 @@ import pandas as pd
 
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.compared import difference, p_delong
-from benchmd_ray.report.frames import KEY, with_mode
+from benchmd_ray.report.frames import KEY, SETTINGS, with_mode
 from benchmd_ray.report.names import technique_words
 from benchmd_ray.report.pools import Pool
 from benchmd_ray.report.protocols import ENSEMBLES, TUNED, pretraining_of, searches_behind
@@ -252,9 +252,6 @@ def _start(
 
     Fold models need a fold in common.
     """
-    first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
-    if first is None:
-        return None
     technique, setting = _started(record, pool)
     names = [name for name in KEY if name not in ("technique", "protocol", "setting")]
     fit = [
@@ -262,19 +259,45 @@ def _start(
         for other in pools
         if other is not pool
         and all(other.key[name] == pool.key[name] for name in names)
-        and other.first.run.description["technique"] == technique
         and other.key["setting"] == setting
         and other.first.rows_digest == pool.first.rows_digest
         and bool(other.folds) == bool(pool.folds)
         and (not pool.folds or {*pool.folds} & {*other.folds})
         and _same(other.first.run, pool.first.run)
-        and _has(other.first.run, pretraining_of(other.first.run, runs_by_name), first)
+        and _is_start(other, record, technique, runs_by_name)
     ]
 
     def common(other: Pool) -> tuple[int, bool]:
         return len({*pool.folds} & {*other.folds}), other.seeds == pool.seeds
 
     return max(fit, key=common, default=None)
+
+
+def of_start(
+    pools: Sequence[Pool], record: SearchRecord, runs_by_name: Mapping[str, Run]
+) -> list[Pool]:
+    """Results of the fold models of a search's start."""
+    family = record.families[0]
+    settings = SETTINGS if family.setting == "pretrain" else (family.setting,)
+    return [
+        pool
+        for pool in pools
+        if pool.folds
+        and pool.key["setting"] in settings
+        and _is_start(pool, record, family.technique, runs_by_name)
+    ]
+
+
+def _is_start(
+    pool: Pool, record: SearchRecord, technique: str, runs_by_name: Mapping[str, Run]
+) -> bool:
+    first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
+    run = pool.first.run
+    return (
+        first is not None
+        and run.description["technique"] == technique
+        and _has(run, pretraining_of(run, runs_by_name), first)
+    )
 
 
 def _started(record: SearchRecord, pool: Pool) -> tuple[str, str]:

@@ -129,7 +129,8 @@ class Searched:
         lines = []
         if len(self.plan.families) > 1:
             lines = [
-                f"    best of {trial.family}: trial {trial.number}, {name} {trial.score:.4f}"
+                f"    best of {trial.family}: trial {trial.number}, {name} {trial.score:.4f} over "
+                f"{count_of(len(trial.evaluations), 'evaluation')}"
                 for trial in best_of_families(self.trials)
             ]
         evaluations = count_of(len(best.evaluations), "evaluation")
@@ -352,10 +353,7 @@ class Session:
         row = trial_row(trial, self.work)
         self.log.trial_ended(self.plan.name, row)
         if self.observer is not None:
-            family = next(f for f in self.plan.families if f.name == trial.family)
             about = {
-                "technique": family.technique,
-                "setting": family.setting,
                 "modality": ", ".join(arm.modality for arm in self.arms[trial.family]),
                 "provenance": self._provenance,
             }

@@ -46,8 +46,8 @@ from benchmd_ray.tuning.records import FORMAT
 from benchmd_ray.tuning.spaces import PRETRAIN, SETTINGS, Space, shared, space_for, starting_at
 from benchmd_ray.tuning.stages import Stage, stage_of, with_linear
 
-MODES = ("linear", "knn", "finetune")
-"""Ways of transfer that a search tries, unless settings are named."""
+USUAL_SETTINGS = ("linear", "knn", "finetune-full")
+"""Settings that are searched, unless some are named."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Tuning:
     techniques: tuple[str, ...] = ()
     """Techniques that are searched; empty: all that fit the signal and whose weights are here."""
     searched: tuple[str, ...] = ()
-    """Settings of `SETTINGS` that are searched, of equal labels; empty: all `MODES` that a
-    technique allows, with all labels."""
+    """Settings of `SETTINGS` that are searched, of equal labels; empty: all `USUAL_SETTINGS` that a
+    technique allows."""
     space: Path | None = None
-    """YAML file of the user's own search space, of the family that a search starts from."""
+    """YAML file of the user's own search space, for the family that a search starts from."""
     held: tuple[str, ...] = ()
     """Settings of the spaces that stay fixed."""
     method: Method = field(default_factory=Method)
@@ -278,15 +278,13 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
     return plans
 
 
-class _SkippedError(Exception):
-    """A family that the user did not name is not applicable."""
-
-
 def _require_known(tuning: Tuning) -> None:
-    require_known(replace(tuning.choice, techniques=tuning.techniques, settings=()))
+    choice = replace(tuning.choice, bench=USUAL, start="", settings=())
+    require_known(replace(choice, techniques=tuning.techniques))
     for name in tuning.searched:
         if name not in SETTINGS:
             raise unknown_name("setting to search", name, SETTINGS)
+    _require_start(tuning)
     labels = {name.partition("-")[2] or "full" for name in tuning.searched}
     if len(labels) > 1 or (PRETRAIN in tuning.searched and len(tuning.searched) > 1):
         raise BenchmdError(
@@ -301,6 +299,20 @@ def _require_known(tuning: Tuning) -> None:
         raise BenchmdError("a universal search is of one technique: name it with --technique.")
 
 
+def _require_start(tuning: Tuning) -> None:
+    """Refuse a named start of a family that is not searched."""
+    start = tuning.choice.chosen_start
+    for option, only, names in (
+        ("technique", start.technique, tuning.techniques),
+        ("setting", start.setting, tuning.searched),
+    ):
+        if tuning.choice.start and names and only not in (None, *names):
+            raise BenchmdError(
+                f"{tuning.choice.start} of {tuning.choice.bench} is for the {option} {only}, and "
+                f"only {', '.join(names)} would be searched: add --{option} {only}, or omit --start."
+            )
+
+
 def space_of(technique: str, setting: str, kind: Modality, path: Path | None = None) -> Space:
     """The search space of the user, otherwise of a benchmark, otherwise of the technique."""
     built_in = None if path else built_in_space(technique, setting, kind)
@@ -313,18 +325,20 @@ def _planned(
     """Plan one search on a group of sources."""
     if tuning.method.universal:
         _require_modalities(group)
-    families, reasons = [], []
-    for technique, setting in _candidates(tuning, group):
+    starts, notes = _starts(tuning, group, gpu=gpu)
+    by_cost = sorted(starts, key=lambda key: _cost(*key, starts[key][0], group[0]))
+    first = next((key for key in by_cost if _is_start(tuning, *key)), by_cost[0])
+    families = []
+    for key in (first, *(key for key in by_cost if key != first)):
+        path = tuning.space if key == first else None
         try:
-            families.append(_family(tuning, group, technique, setting, gpu=gpu))
-        except _SkippedError as reason:
-            reasons.append(str(reason))
+            families.append(_family(tuning, group, *key, starts[key], path))
+        except BenchmdError as error:
+            if path is not None or _is_required(tuning, key[0]):
+                raise
+            notes.append(str(error))
     if not families:
-        raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(reasons)))
-    by_cost = sorted(families, key=lambda family: _cost(family, group[0]))
-    starts = (f for f in by_cost if _is_start(tuning, f.technique, f.setting))
-    start = next(starts, by_cost[0])
-    ordered = (start, *(family for family in by_cost if family is not start))
+        raise BenchmdError(f"nothing is left to search: {' '.join(notes)}")
     related = tuple(
         target
         for target in targets
@@ -333,24 +347,51 @@ def _planned(
             for source in group
         )
     )
-    plan = SearchPlan(ordered, tuple(group), tuning.method, related=related, notes=(*reasons,))
+    plan = SearchPlan(
+        tuple(families),
+        tuple(group),
+        tuning.method,
+        related=related,
+        notes=(*dict.fromkeys(notes),),
+    )
     return replace(plan, portfolio=_tried_first(tuning.portfolio, plan, targets))
+
+
+def _starts(
+    tuning: Tuning, group: Sequence[PlannedDataset], *, gpu: bool
+) -> tuple[dict[tuple[str, str], tuple[Settings, ...]], list[str]]:
+    """Settings that each technique and setting starts from, and why others are not searched."""
+    starts, notes = {}, []
+    for technique, setting in _candidates(tuning, group):
+        try:
+            starts[technique, setting] = tuple(
+                _start(tuning, source, technique, setting, gpu=gpu) for source in group
+            )
+        except BenchmdError as error:
+            if _is_required(tuning, technique):
+                raise
+            notes.append(str(error))
+    if not starts:
+        reasons = " ".join(dict.fromkeys(notes))
+        raise BenchmdError(
+            f"there is no family of models to search with {' or '.join(tuning.searched)}"
+            f"{f' ({reasons})' * bool(reasons)}: name techniques with --technique."
+        )
+    return starts, notes
 
 
 def _candidates(tuning: Tuning, group: Sequence[PlannedDataset]) -> Iterator[tuple[str, str]]:
     """Techniques and settings of the families to try, those that a user named as named."""
-    techniques = tuning.techniques
+    kind, techniques = group[0].kind, tuning.techniques
     if not techniques:
-        start = tuning.choice.chosen_start.technique or SCRATCH
-        brought = at_hand(group[0].kind.signal, tuning.choice.weights)
-        techniques = (start, *BASELINES, SCRATCH, *brought)
+        techniques = (tuning.choice.chosen_start.technique or SCRATCH, SCRATCH)
+        if not kind.task.segments:  # as networks of masks are trained from random weights
+            brought = at_hand(kind.signal, tuning.choice.weights)
+            techniques = (*techniques, *BASELINES, *brought)
     for technique in dict.fromkeys(techniques):
-        for setting in tuning.searched or MODES:
-            mode, _, labels = setting.partition("-")
-            if mode == "finetune" and not labels:
-                setting = "finetune-full"
-            allowed = _modes(technique, group[0].kind)
-            if mode in allowed or (tuning.searched and technique in tuning.techniques):
+        for setting in tuning.searched or USUAL_SETTINGS:
+            is_named = tuning.searched and technique in tuning.techniques
+            if is_named or setting.partition("-")[0] in _modes(technique, kind):
                 yield technique, setting
 
 
@@ -358,55 +399,63 @@ def _modes(technique: str, kind: Modality) -> tuple[str, ...]:
     """Ways of transfer that are tried for a technique."""
     if technique == SCRATCH or kind.task.segments:
         return ("finetune",)
-    return ("linear", "knn") if technique in BASELINES else MODES
+    return ("linear", "knn") if technique in BASELINES else ("linear", "knn", "finetune")
+
+
+def _is_required(tuning: Tuning, technique: str) -> bool:
+    """Whether a technique that cannot be searched is an error: it was named, or is the start's."""
+    named = tuning.choice.chosen_start.technique or SCRATCH
+    return technique in (tuning.techniques or (named,))
 
 
 def _is_start(tuning: Tuning, technique: str, setting: str) -> bool:
-    """Whether a search starts from a family: the benchmark's, the first named, or scratch."""
+    """Whether a search may start from a family: the benchmark's, the first named, or scratch."""
     start = tuning.choice.chosen_start
     first = start.technique or (tuning.techniques or (SCRATCH,))[0]
     return technique == first and start.setting in (None, setting)
 
 
-def _cost(family: Family, source: PlannedDataset) -> float:
+def _cost(technique: str, setting: str, settings: Settings, source: PlannedDataset) -> float:
     """Floating-point operations of an evaluation with a family's start."""
-    settings = family.settings[0]
-    inputs = Inputs(family.technique, settings, source)
+    inputs = Inputs(technique, settings, source)
     steps = [transfer_step(settings)]
-    if family.technique != SCRATCH and family_stage(family).pretrains:
-        steps.append(pretrain_step(family.technique))
+    if technique != SCRATCH and stage_of(technique, setting).pretrains:
+        steps.append(pretrain_step(technique))
     works = [step.work(inputs) for step in steps]
     return sum(work.units * work.unit_flops + work.once_flops for work in works)
 
 
+def _start(
+    tuning: Tuning, source: PlannedDataset, technique: str, setting: str, *, gpu: bool
+) -> Settings:
+    """The settings that a family starts from on a source."""
+    choice = family_choice(tuning, technique)
+    start, reason = technique_settings(choice, source.kind, technique)
+    if reason is not None:
+        raise BenchmdError(f"{technique} cannot be searched on {source.name}: {reason}.")
+    start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
+    require_fitting(source.kind.signal, start.encoder)
+    return resolve_settings(replace(start, seed=choice.seeds[0]), gpu=gpu)
+
+
 def _family(
-    tuning: Tuning, group: Sequence[PlannedDataset], technique: str, setting: str, *, gpu: bool
+    tuning: Tuning,
+    group: Sequence[PlannedDataset],
+    technique: str,
+    setting: str,
+    starts: tuple[Settings, ...],
+    path: Path | None,
 ) -> Family:
-    """A technique with a setting, on each source of a search."""
-    named = technique in tuning.techniques
-    if setting == PRETRAIN and _trains_nothing(technique):
-        if named:
-            space_of(technique, setting, group[0].kind)  # raises with the reason
-        raise _SkippedError(f"{technique} trains nothing in pretraining.")
-    choice, starts, spaces = family_choice(tuning, technique), [], []
-    for source in group:
-        start, reason = technique_settings(choice, source.kind, technique)
-        if reason is not None:
-            if named:
-                raise BenchmdError(f"{technique} on {source.name}: {reason}.")
-            raise _SkippedError(f"{technique}: {reason} ({source.modality}).")
-        start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
-        require_fitting(source.kind.signal, start.encoder)
-        start = resolve_settings(replace(start, seed=choice.seeds[0]), gpu=gpu)
-        path = tuning.space if _is_start(tuning, technique, setting) else None
+    """A technique with a setting, on each source of a search; ``path``: of the user's space."""
+    spaces, fixed, narrow = [], set(), technique not in tuning.techniques
+    for source, start in zip(group, starts, strict=True):
         space = space_of(technique, setting, source.kind, path)
-        varied = {parameter.name for parameter in space.parameters}
-        held = [name for name in tuning.held if name in varied]
-        starts.append(start)
-        spaces.append(starting_at(space, start, held, narrow=not named))
+        names = {parameter.name for parameter in space.parameters} & {*tuning.held}
+        spaces.append(starting_at(space, start, names, narrow=narrow))
+        fixed |= names
     space = shared(spaces) if len(group) > 1 else spaces[0]
-    elsewhere = _pretrained_on(choice, technique, setting)
-    return Family(technique, setting, space, tuple(starts), elsewhere, frozenset(held))
+    elsewhere = _pretrained_on(tuning.choice, technique, setting)
+    return Family(technique, setting, space, starts, elsewhere, frozenset(fixed))
 
 
 def _pretrained_on(choice: Choice, technique: str, setting: str) -> tuple[str, ...]:

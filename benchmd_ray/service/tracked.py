@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,20 @@ from benchmd_ray.tracking.upload import Followed, Tracker
 
 
 class TrackedPlan(Observer):
-    """An `Observer` that logs to W&B; its dashboard is not ``off``."""
+    """An `Observer` that logs to W&B; its dashboard is not ``off``.
+
+    At the end it logs the comparison of choice and start of the ``searches`` whose runs these are.
+    """
 
     def __init__(
-        self, store: Path, dashboard: Dashboard, plan: Plan, say: Callable[[str], None]
+        self,
+        store: Path,
+        dashboard: Dashboard,
+        plan: Plan,
+        say: Callable[[str], None],
+        searches: Sequence[str] = (),
     ) -> None:
-        self._tracker, self._say = Tracker(store, dashboard), say
+        self._tracker, self._say, self._searches = Tracker(store, dashboard), say, searches
         scoring = (item.after for item in plan.items if not item.step.makes_run)
         self._more = Counter(name for name in scoring if name is not None)
 
@@ -42,6 +50,8 @@ class TrackedPlan(Observer):
 
     def closed(self) -> None:
         """See `Observer`."""
+        for search in self._searches:
+            self._tracker.compared(search)
         self._say(self._tracker.closed())
 
 
@@ -52,7 +62,7 @@ class TrackedSearch:
         self._tracker, self._say = Tracker(store, dashboard), say
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
-        """Log a trial once, also if the search is resumed."""
+        """Log the evaluations of a trial so far."""
         with contextlib.suppress(Exception):
             self._tracker.trial_ended(search, about, trial)
 
@@ -74,7 +84,11 @@ def followed(item: Item, more: int = 0) -> Followed:
 
 
 def observers(
-    store: Path, dashboard: Dashboard, plan: Plan, say: Callable[[str], None]
+    store: Path,
+    dashboard: Dashboard,
+    plan: Plan,
+    say: Callable[[str], None],
+    searches: Sequence[str] = (),
 ) -> list[Observer]:
-    """The W&B observer of a plan, if enabled."""
-    return [] if dashboard.mode == "off" else [TrackedPlan(store, dashboard, plan, say)]
+    """The W&B observer of a plan, if enabled; see `TrackedPlan`."""
+    return [] if dashboard.mode == "off" else [TrackedPlan(store, dashboard, plan, say, searches)]

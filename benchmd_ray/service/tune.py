@@ -91,8 +91,9 @@ def run_searches(
                 stopping() as stop,
             ):
                 inner = InnerCatalogs(plan, store, stop.check)
-                for line in (f"{plan.name}: {_counts(inner(0))}", *plan.notes):
-                    say(line)
+                say(f"{plan.name}: {_counts(inner(0))}")
+                for note in plan.notes:
+                    say(f"not searched: {note}")
                 upstream = _upstream(tuning, plan, store, say, cpus=cpus, quiet=quiet)
                 room = Room(plan, nodes, tuning.at_once, inner(0), stop=stop)
                 session = Session(

@@ -73,7 +73,7 @@ def search_and_train(
         address=address,
         weights=tuning.choice.weights,
         cpus=cpus,
-        observers=observers(store, dashboard, plan, say),
+        observers=observers(store, dashboard, plan, say, [search.plan.name for search in searched]),
     )
     for line in outcome.lines():
         say(line)

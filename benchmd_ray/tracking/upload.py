@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmd_ray.files.atomic import append_text, digest
-from benchmd_ray.runs.files import DONE, RUN
+from benchmd_ray.runs.files import DONE, RUN, SEARCH, SEARCHES
 from benchmd_ray.runs.history import read_metrics, trained_by
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.runs.store import read_run
@@ -31,12 +31,15 @@ from benchmd_ray.tracking.dashboard import Dashboard
 from benchmd_ray.tracking.values import (
     named,
     shown_of_search,
+    start_among,
+    tell_comparison,
     tell_scores,
     tell_search,
     tell_trial,
     trial_config,
     trials_of,
 )
+from benchmd_ray.tuning.records import SearchRecord, read_search
 
 FOLDER = "wandb"
 """Folder of a store for W&B's files."""
@@ -138,8 +141,12 @@ class Tracker:
         self._messages.put(("reported", synthetic, folder.resolve()))
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
-        """A trial ended; ``trial`` is its row of the search's ``trials.parquet``."""
+        """An evaluation of a trial ended; ``trial`` is its row of ``trials.parquet``."""
         self._messages.put(("trial_ended", (search, dict(about)), dict(trial)))
+
+    def compared(self, search: str) -> None:
+        """The final runs of a search ended: choice and start can be compared."""
+        self._messages.put(("compared", search, None))
 
     def _offline(self) -> set[Path]:
         return set(self.folder.glob("offline-run-*"))
@@ -203,7 +210,12 @@ class _Open:
 @dataclass
 class _Search:
     about: Mapping[str, Any]
-    trials: list[Mapping[str, Any]] = field(default_factory=list)
+    trials: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """The reported ones by number."""
+    waiting: set[int] = field(default_factory=set)
+    """Numbers of those to be sent at the next poll."""
+    sent: dict[int, int] = field(default_factory=dict)
+    """Number of evaluations of each trial that were sent."""
 
 
 @dataclass
@@ -295,27 +307,61 @@ class _Following:
         run.finish()
 
     def trial_ended(self, named: tuple[str, Mapping[str, Any]], trial: Mapping[str, Any]) -> None:
-        search, about = named
-        self.searches.setdefault(search, _Search(about)).trials.append(trial)
-        number = int(trial["number"])
-        config = shown_of_search(search, about) | trial_config(trial)
-        identity = digest(["trial", search, number])[:16]
-        run = self._init(identity, f"{search}/{number}", search, "trial", config)
-        tell_trial(run, trial)
-        run.finish(exit_code=int(trial["state"] == "failed"))
+        name, about = named
+        search = self.searches.setdefault(name, _Search(about))
+        search.trials[int(trial["number"])] = trial
+        search.waiting.add(int(trial["number"]))
+
+    def _tell_trials(self, name: str, search: _Search, *, all_sessions: bool = False) -> None:
+        """Send trials that are waiting, or all with evaluations that were not sent."""
+        trials = trials_of(self.store, name, search.trials.values())
+        for trial in trials:
+            number, sent = int(trial["number"]), search.sent.get(int(trial["number"]), 0)
+            if number in search.waiting or (all_sessions and trial["evaluations"] > sent):
+                config = shown_of_search(name, search.about) | trial_config(trial)
+                identity = digest(["trial", name, number])[:16]
+                run = self._init(identity, f"{name}/{number}", name, "trial", config)
+                tell_trial(run, trial, start_among(trials), sent)
+                search.sent[number] = int(trial["evaluations"])
+                run.finish(exit_code=int(trial["state"] == "failed"))
+        search.waiting.clear()
 
     def _searched(self, name: str, search: _Search) -> None:
-        """Send all trials in one table, including those of earlier sessions."""
-        config = shown_of_search(name, search.about)
-        run = self._init(digest(["search", name])[:16], name, name, "search", config)
-        tell_search(run, trials_of(self.store, name, search.trials))
+        """Send all trials, also of other sessions, and the search with a table of them."""
+        self._tell_trials(name, search, all_sessions=True)
+        trials = trials_of(self.store, name, search.trials.values())
+        run = self._of_search(name, search.about)
+        tell_search(run, trials, self._record(name))
         run.finish()
+
+    def _of_search(self, name: str, about: Mapping[str, Any]) -> Any:
+        config = shown_of_search(name, about)
+        return self._init(digest(["search", name])[:16], name, name, "search", config)
+
+    def _record(self, name: str) -> SearchRecord | None:
+        folder = self.store / SEARCHES / name
+        return read_search(folder) if (folder / SEARCH).is_file() else None
+
+    def compared(self, name: str, _: None) -> None:
+        from benchmd_ray.tracking.comparison import comparison
+
+        record = self._record(name)
+        if record is not None and record.result is not None:
+            rows, provenance = comparison(self.store, record)
+            modalities = ", ".join(source["modality"] for source in record.sources)
+            about = {"modality": modalities, "provenance": provenance}
+            run = self._of_search(name, about)
+            tell_comparison(run, rows)
+            run.finish()
 
     def poll(self) -> None:
         self._look()
         for entry in self.open.values():
             if entry.training:
                 self._tell_metrics(entry)
+        for name, search in self.searches.items():
+            if search.waiting:
+                self._tell_trials(name, search)
 
     def end(self) -> None:
         for entry in self.open.values():  # interrupted trials continue under the same id

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from benchmd_ray.evaluation.evaluation import Evaluation
 from benchmd_ray.evaluation.registry import evaluations
 from benchmd_ray.report.names import RowName
@@ -15,20 +17,18 @@ from benchmd_ray.report.scored import measured, of_predictions
 from benchmd_ray.runs.files import SEARCHES, TRIALS
 from benchmd_ray.runs.predictions import CLASSIFIED, predictions_path, read_predictions
 from benchmd_ray.runs.store import read_run
-from benchmd_ray.tuning.records import SCORE_OF, read_trials
+from benchmd_ray.tuning.families import FAMILY
+from benchmd_ray.tuning.ladder import paired_mean
+from benchmd_ray.tuning.records import SCORE_OF, SearchRecord, read_trials
 
 RESAMPLES = 200
 """Resamples for the intervals in W&B; the report has more."""
-ABOUT = ("technique", "setting", "modality", "provenance")
+ABOUT = ("modality", "provenance")
 """Fields of a search that are sent with each trial."""
 RESULTS = {
     "value": "score",
     "error": "score_error",
     "evaluations": "evaluations",
-    "fresh_value": "fresh_score",
-    "fresh_evaluations": "fresh_evaluations",
-    "difference": "difference_to_start",
-    "difference_low": "difference_to_start_low",
     "last_value": "last_score",
     "step": "step",
     "steps": "steps",
@@ -36,10 +36,10 @@ RESULTS = {
     "device_hours": "device_hours",
 }
 """Columns of a trial that are results, with their names in W&B."""
-UNSENT = ("number", "state", "reason", "started", "finished", "curve")
-"""Columns that are neither results nor settings; only number, state and curve of them are sent."""
-CURVE = "inner_validation_score"
-"""Name of the score on the search's validation records after each step."""
+UNSENT = ("number", FAMILY, "state", "reason", "started", "finished", "curve", "scores")
+"""Columns that are neither results nor settings; only the first three of them are sent."""
+PAIRED_MEAN = "paired_mean"
+"""Name of a trial's mean score, paired with the start's, after each of its evaluations."""
 
 OF = ("method", "regime", "use_case", "group")
 """Columns of score rows for scores of something other than the network itself."""
@@ -98,45 +98,97 @@ def settings_of(trial: Row) -> dict[str, Any]:
 
 
 def trial_config(trial: Row) -> dict[str, Any]:
-    """A trial's number and settings as configuration; W&B allows no dots in names."""
+    """A trial's number, family and settings as configuration; W&B allows no dots in names."""
     settings = {name.replace(".", "_"): value for name, value in settings_of(trial).items()}
-    return {"trial": int(trial["number"]), **settings}
+    return {"trial": int(trial["number"]), FAMILY: trial[FAMILY], **settings}
 
 
-def tell_trial(wandb_run: Any, trial: Row) -> None:
-    """Send a trial's curve to the history, and its outcome to the summary."""
-    curve = trial.get("curve")
-    for point in () if curve is None else curve:
-        wandb_run.log({CURVE: _plain(point["value"])}, step=int(point["step"]))
-    wandb_run.summary.update({"state": trial["state"], **_results(trial)})
+def tell_trial(wandb_run: Any, trial: Row, start: Row | None, sent: int = 0) -> None:
+    """Send a trial's evaluations after the first ``sent`` as history, and its state as summary."""
+    for count, mean in [*enumerate(paired_means(trial, start or trial), start=1)][sent:]:
+        wandb_run.log({PAIRED_MEAN: mean}, step=count)
+    wandb_run.summary.update({"state": trial["state"], **_results(trial, start)})
 
 
-def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
-    """Send all trials of a search as a table, with counts and the highest score as summary."""
+def paired_means(trial: Row, start: Row) -> list[float]:
+    """Mean score after each evaluation, paired with the start's (`ladder.paired_mean`)."""
+    theirs, scores = _scores(start), _scores(trial)
+    return [
+        paired_mean(dict([*scores.items()][:count]), theirs) for count in range(1, len(scores) + 1)
+    ]
+
+
+def _scores(trial: Row) -> dict[int, float]:
+    points = trial.get("scores")
+    return {} if points is None else {int(p["evaluation"]): float(p["value"]) for p in points}
+
+
+def tell_search(wandb_run: Any, trials: Sequence[Row], record: SearchRecord | None) -> None:
+    """Send all trials of a search as a table, with counts and the choice as summary."""
     import wandb
 
-    settings = dict.fromkeys(name for trial in trials for name in settings_of(trial))
-    results = dict.fromkeys(name for trial in trials for name in _results(trial))
-    columns: list[str | int] = ["trial", "state", *settings, *results]
+    start = start_among(trials)
     rows = [
-        {"trial": int(t["number"]), "state": t["state"], **settings_of(t), **_results(t)}
-        for t in trials
+        {**trial_config(trial), "state": trial["state"], **_results(trial, start)}
+        for trial in trials
     ]
+    columns: list[str | int] = [*dict.fromkeys(name for row in rows for name in row)]
     data: list[Iterable[Any]] = [[row.get(str(name)) for name in columns] for row in rows]
     table = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
     wandb_run.log({"trials": table})
-    states = [row["state"] for row in trials]
+    states = [row["state"] for row in rows]
     wandb_run.summary.update({f"trials/{state}": states.count(state) for state in set(states)})
-    if scored := [row for row in rows if "score" in row]:
-        best = max(scored, key=lambda row: (row["score"], -row["trial"]))
-        highest = {"highest_score": best["score"], "highest_score_trial": best["trial"]}
-        wandb_run.summary.update(highest)
+    if record is not None and record.chosen is not None:
+        choice = {
+            "trial": record.best,
+            FAMILY: record.chosen.name,
+            "score": record.value,
+            "start_score": record.first_value,
+            "too_high_by": record.optimism,
+            "folds": len(record.folds),
+        }
+        sent = {f"choice/{name}": _plain(value) for name, value in choice.items()}
+        wandb_run.summary.update({name: value for name, value in sent.items() if value is not None})
+
+
+def tell_comparison(wandb_run: Any, rows: pd.DataFrame) -> None:
+    """Send the final comparison of a search: choice and start, single models and ensembles.
+
+    ``rows`` are of the frame ``tuned``, or of ``scores`` where the start is kept.
+    """
+    import wandb
+
+    names = [name for name in COMPARED if name in rows]
+    data: list[Iterable[Any]] = [[*map(_plain, row)] for row in rows[names].to_numpy(object)]
+    wandb_run.log({"final": wandb.Table(columns=names, data=data, allow_mixed_types=True)})
+    for row in rows.to_dict("records"):
+        prefix = f"final/{row['dataset']}/{row['split']}/{row['protocol'].replace(' ', '_')}"
+        values = {prefix if name == "value" else f"{prefix}_{name}": row.get(name) for name in SENT}
+        plain = {name: _plain(value) for name, value in values.items()}
+        wandb_run.summary.update({k: v for k, v in plain.items() if v is not None})
+
+
+SENT = (
+    "value",
+    "low",
+    "high",
+    "start",
+    *(f"difference{end}" for end in ("", "_low", "_high")),
+    "p",
+)
+COMPARED = ("dataset", "split", "technique", "setting", "protocol", "start_name", "models", *SENT)
+"""Columns of the final comparison; `SENT` are in the summary too."""
+
+
+def start_among(trials: Iterable[Row]) -> Row | None:
+    """The start among the trials of a search."""
+    return next((trial for trial in trials if int(trial["number"]) == 0), None)
 
 
 def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
     """Trials by number: those on disk, including earlier sessions, and the reported ones.
 
-    Trials on disk take precedence, as the table is rewritten with fresh evaluations.
+    Trials on disk take precedence, as the table is rewritten with every evaluation.
     """
     path = store / SEARCHES / search / TRIALS
     stored = read_trials(path).to_pylist() if path.is_file() else []
@@ -144,8 +196,10 @@ def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
     return [rows[number] for number in sorted(rows)]
 
 
-def _results(trial: Row) -> dict[str, Any]:
+def _results(trial: Row, start: Row | None = None) -> dict[str, Any]:
     named = {title: _plain(trial.get(name)) for name, title in RESULTS.items()}
+    if start is not None and None not in (named["score"], start["value"]):
+        named["difference_to_start"] = named["score"] - start["value"]
     for name, value in trial.items():
         if name.startswith(SCORE_OF):
             named[f"score/{name.removeprefix(SCORE_OF)}"] = _plain(value)

@@ -23,6 +23,10 @@ REDUCTION = 3
 """One trial in so many earns the next rung."""
 FEW = 3
 """So many trials, or fewer, all earn the next rung."""
+WHOLE_CUT = 6
+"""Rung up to which the best trial of each family climbs along: it is the first that has all folds
+of a cut. Before, families differ by the fold at hand, in all of their trials alike.
+"""
 ENOUGH = 10
 """Evaluations of the best trials after which a search ends if only its trials are limited."""
 FEWEST = 3
@@ -58,12 +62,17 @@ def falls_behind(score: float, reached: Sequence[float]) -> bool:
 
 
 def next_evaluation(
-    scores: Scores, granted: Mapping[int, Set[int]], left: float, until: int = RUNGS[-1]
+    scores: Scores,
+    families: Mapping[int, str],
+    granted: Mapping[int, Set[int]],
+    left: float,
+    until: int = RUNGS[-1],
 ) -> tuple[int, int] | None:
     """The trial that climbs next, and its evaluation; None while others work, and at the end.
 
     Args:
         scores: Scores of the trials, that of the start included.
+        families: Family of each trial.
         granted: Evaluations granted to each trial so far.
         left: Evaluations that may still be granted.
         until: Evaluations that the best trials get at most.
@@ -74,8 +83,14 @@ def next_evaluation(
     for rung, following in itertools.pairwise(RUNGS):
         if following > until or not _have([START, *climbers], scores, range(rung)):
             return None
-        earned = max(FEW, len(climbers) // REDUCTION)
-        climbers = ranked(climbers, scores, rung)[:earned]
+        climbers = ranked(climbers, scores, rung)
+        if following <= WHOLE_CUT:  # the best of each family first
+            best = {families[number]: number for number in reversed(climbers)}
+            climbers.sort(key=lambda number: best[families[number]] != number)
+            earned = max(FEW, len(climbers) // REDUCTION, len(best))
+        else:
+            earned = max(FEW, len(climbers) // REDUCTION)
+        climbers = ranked(climbers[:earned], scores, rung)
         if not _have([START, *climbers], scores, range(following)):
             return _within(climbers, scores, granted, left, range(rung, following))
     return None

@@ -15,6 +15,8 @@ from benchmd_ray.tuning.parameters import MOST_TRIALS
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial_log import Job
 
+RESTARTS = 3
+"""Restarts of a job whose process was lost, by Ray Tune; lost to preemption, they do not count."""
 MOST_WANTED, MORE = 1000, 8
 """Most jobs for which a cluster is asked for resources, and how many more than the running ones if
 their number is not known.

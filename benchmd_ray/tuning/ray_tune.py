@@ -17,8 +17,7 @@ from ray.tune.search import Searcher
 from benchmd_ray.errors import Transient
 from benchmd_ray.files.atomic import remove
 from benchmd_ray.tuning.ladder import START
-from benchmd_ray.tuning.limits import Ended, Limits
-from benchmd_ray.tuning.search import LOSSES
+from benchmd_ray.tuning.limits import RESTARTS, Ended, Limits
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial import Catalogs
 from benchmd_ray.tuning.trial_files import job_name
@@ -137,11 +136,10 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         with _noted(limits):
             limits.lost(number, raised or "its process was lost")
             study.worked(number, evaluation, float(last.get("seconds", 0.0)))
-            if limits.place.workers > 1:
-                limits.draining = True
-                if study.crashed(number) < LOSSES:
-                    return
-            elif trial.should_recover():
+            limits.draining |= limits.place.workers > 1
+            if trial.should_recover() or not study.is_missing(number, evaluation):
+                return
+            if limits.draining and study.crashed(number) <= RESTARTS:
                 return
             if raised:
                 limits.trouble = Transient(

@@ -21,7 +21,7 @@ from benchmd_ray.cluster.connection import free_reserved
 from benchmd_ray.cluster.gpu_memory import is_exhausted, take_share
 from benchmd_ray.errors import DiskFull, Transient
 from benchmd_ray.files.atomic import is_disk_full, remove
-from benchmd_ray.tuning.limits import Ended, Limits
+from benchmd_ray.tuning.limits import RESTARTS, Ended, Limits
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial import Catalogs, Reached, out_of_memory, run_trial, why_failed
 from benchmd_ray.tuning.trial_files import leave_only
@@ -35,12 +35,8 @@ ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 """Read by Ray Tune when it is imported or started."""
-RESTARTS = 3
-"""Restarts of a job whose process was lost, by Ray Tune; lost to preemption, they do not count."""
-LOSSES = 2
-"""Crashes, over all sessions, after which a trial fails: of Ray Tune itself while it worked, or of
-its process if it has workers.
-"""
+CRASHES = 2
+"""Crashes of Ray Tune, over all sessions, after which the trials that were running fail."""
 WAITING = {"memory": 1.0}
 """Resources of a job that waits for its workers, whose resources Ray Train reserves: one byte, as
 zero is not allowed.
@@ -95,7 +91,7 @@ def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
         raise Transient(f"Ray Tune failed: {line}. Run the same command again.") from error
     for job in lost:
         limits.lost(job.number, line)
-        if limits.study.crashed(job.number) >= LOSSES:
+        if limits.study.crashed(job.number) >= CRASHES:
             reason = f"its process was lost: {line}"
             limits.study.ended(job.number, job.evaluation, seconds=job.seconds, reason=reason)
             ended(job.number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,12 +87,6 @@ class TrialContext:
         """Folder of an evaluation of a trial while it is running."""
         return self.local / TRIALS / job_name(number, evaluation)
 
-    @property
-    def on_workers(self) -> bool:
-        """Whether trials train on several workers, in other processes."""
-        arms = (arm for family in self.families.values() for arm in family.arms)
-        return any(arm.settings.execution.workers > 1 for arm in arms)
-
 
 NOTE_SECONDS = 2.0
 """Seconds between saves of a job's working time, for a process that resumes it."""
@@ -106,8 +100,6 @@ class Clock:
         self._path, self._start = folder / SECONDS, time.monotonic()
         self._noted, self._archive = self._start, archive
         self._before = max(before, worked_seconds(folder))
-        self.shared = False
-        """Whether what is done now is for all trials, and not to be noted."""
 
     @property
     def seconds(self) -> float:
@@ -116,15 +108,11 @@ class Clock:
 
     def tick(self) -> None:
         """Save the time and publish the job's files, each at its interval."""
-        if not self.shared and time.monotonic() - self._noted >= NOTE_SECONDS:
+        if time.monotonic() - self._noted >= NOTE_SECONDS:
             self._noted = time.monotonic()
             with suppress(BenchmdError, OSError), replacing(self._path) as partial:
                 partial.write_text(f"{self.seconds:.3f}", "utf-8")
         self._archive.tick()
-
-    def leave_out(self, seconds: float) -> None:
-        """Subtract work that all trials share."""
-        self._before -= seconds
 
 
 @dataclass(frozen=True)
@@ -139,13 +127,15 @@ class Setup:
     catalog: Location
     folder: Path
     clock: Clock
-    reached: Callable[[int, Mapping[str, float]], None] | None
-    """Called with a step and the score by modality; None if steps are not reported."""
+    rungs: tuple[int, ...]
+    """Steps at which the score is reported, before the last one."""
+    report: Callable[[int, float], None]
+    """Receives a step and the score there."""
 
-    def tell(self, step: int, score: float) -> None:
-        """Report an intermediate score."""
-        if self.reached is not None:
-            self.reached(step, {self.arm.modality: score})
+    @property
+    def on_workers(self) -> bool:
+        """Whether it trains on several workers, in other processes that report only at the end."""
+        return self.arm.settings.execution.workers > 1
 
 
 class Stage(ABC):
@@ -179,18 +169,19 @@ class Pretraining(Stage):
 
     def train(self, setup: Setup) -> float:
         """Pretrain, and return the AUROC of linear evaluation at the end."""
-        total, score, linear = setup.settings.pretrain.steps, math.nan, setup.folder / TRANSFER
+        total, linear = setup.settings.pretrain.steps, setup.folder / TRANSFER
+        alone = replace(setup.settings.execution, workers=1, least_workers=0)
+        settings = replace(with_linear(setup.settings), execution=alone)
         # Rungs before the checkpoint were reported by an earlier process.
-        done = checkpoint_step(setup.folder / PRETRAINED)
-        looked = setup.family.rungs if setup.reached is not None else ()
-        for until in (*(step for step in looked if done <= step < total), total):
+        done, score = checkpoint_step(setup.folder / PRETRAINED), math.nan
+        rungs = () if setup.on_workers else [step for step in setup.rungs if step >= done]
+        for until in (*rungs, total):
             upstream = _pretrained(setup, until)
             remove(linear)
-            alone = replace(setup.settings.execution, workers=1, least_workers=0)
-            settings = replace(with_linear(setup.settings), execution=alone)
-            score = _trained(TransferJob(settings, setup.catalog, linear, upstream), setup)
+            job = TransferJob(settings, setup.catalog, linear, upstream)
+            score = _trained(job, setup, rungs=())
             if until < total:
-                setup.tell(until, score)
+                setup.report(until, score)
         return score
 
 
@@ -203,15 +194,11 @@ class Transfer(Stage):
 
     def train(self, setup: Setup) -> float:
         """Transfer, and return the score over the epochs."""
-
-        def reached(epoch: int, score: float) -> None:
-            if epoch < self.last_step(setup.settings):
-                setup.tell(epoch, score)
-
         upstream, folder = self.upstream(setup), setup.folder / TRANSFER
-        features = setup.work.local / "features"
+        # Features of an encoder that is the trial's alone serve no other trial.
+        features = None if self.pretrains else setup.work.local / "features"
         job = TransferJob(setup.settings, setup.catalog, folder, upstream, features=features)
-        return _trained(job, setup, reached)
+        return _trained(job, setup, setup.rungs)
 
 
 class FittedTransfer(Transfer):
@@ -256,7 +243,7 @@ def _launched(job: PretrainJob | TransferJob, setup: Setup, reporter: Reporter) 
     at once.
     """
     with repeating(setup.clock.tick, TICK_SECONDS, wait=False):
-        if setup.arm.settings.execution.workers > 1:
+        if setup.on_workers:
             launch(job, on_ray=True)
         else:
             launch(job, reporter=reporter)
@@ -270,35 +257,28 @@ class _Ticking(SilentReporter):
         self._clock.tick()
 
 
-def _trained(
-    job: TransferJob, setup: Setup, reached: Callable[[int, float], None] | None = None
-) -> float:
-    """Run a transfer, and return its score."""
+def _trained(job: TransferJob, setup: Setup, rungs: Collection[int]) -> float:
+    """Run a transfer, and return its score, which is reported at ``rungs``."""
     job.folder.mkdir(parents=True, exist_ok=True)
     job = replace(job, halved=True)
-    watch = _Scored(job, setup, reached)
+    watch = _Scored(job, setup, rungs)
     _launched(job, setup, watch)
-    if setup.arm.settings.execution.workers > 1:
+    if setup.on_workers:
         watch.lines = read_metrics(job.folder)
     return watch.score
 
 
 class _Scored(RunReporter):
-    """Reports the score so far after every epoch of a transfer.
+    """Reports the score so far after epochs of a transfer.
 
     The score is `selection.crossed`, or the best of the epochs if there are no halves.
     """
 
-    def __init__(
-        self, job: TransferJob, setup: Setup, reached: Callable[[int, float], None] | None
-    ) -> None:
+    def __init__(self, job: TransferJob, setup: Setup, rungs: Collection[int]) -> None:
         super().__init__(job.folder, silent=True)
         self._folder, self._name = job.folder, selected_by(open_catalog(job.catalog).task)
-        self._clock, self._reached, self._begun = setup.clock, reached, setup.clock.seconds
-        frozen = job.features is not None and job.settings.transfer.freezes
-        self._shares = frozen and not setup.family.stage.pretrains
+        self._setup, self._rungs = setup, rungs
         self.lines: list[dict[str, float]] = []
-        setup.clock.shared = self._shares
 
     @property
     def score(self) -> float:
@@ -310,19 +290,13 @@ class _Scored(RunReporter):
         return max((score for score in scores if math.isfinite(score)), default=math.nan)
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
-        """Read the reports of an interrupted process up to its checkpoint.
-
-        Extraction of features shared by all trials does not count as work of this trial.
-        """
+        """Read the reports of an interrupted process up to its checkpoint."""
         super().start(what, total, unit, done)
-        if self._shares:
-            self._clock.leave_out(self._clock.seconds - self._begun)
-            self._clock.shared = False
-        self.lines = list(read_metrics(self._folder))
+        self.lines = read_metrics(self._folder)
 
     def report(self, done: int, values: Mapping[str, float]) -> None:
         super().report(done, values)
         self.lines.append(dict(values))
-        self._clock.tick()
-        if self._reached is not None and math.isfinite(self.score):
-            self._reached(done, self.score)
+        self._setup.clock.tick()
+        if done in self._rungs and math.isfinite(self.score):
+            self._setup.report(done, self.score)

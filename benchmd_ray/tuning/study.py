@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,8 @@ class Study(TrialLog):
             seed = derived_seed(method.seed, number) % 2**32
             is_random = number < len(self._first) + RANDOM_TRIALS
             sampler = "random" if is_random else method.sampler
-            values = proposed(self.families[name].space, sampler, seed, self._seen(name))
+            seen = () if sampler == "random" else self._seen(name)
+            values = proposed(self.families[name].space, sampler, seed, seen)
         return self._begin(self._frozen_trial(name, values))
 
     def _next_family(self) -> str:
@@ -124,7 +126,8 @@ class Study(TrialLog):
 
     def climb(self, left: float = math.inf, until: int = RUNGS[-1]) -> Job | None:
         """Grant the next evaluation of the ladder; see `ladder.next_evaluation`."""
-        wanted = next_evaluation(self.scores(), self.granted, left, until)
+        families = {trial.number: trial.family for trial in self.trials()}
+        wanted = next_evaluation(self.scores(), families, self.granted, left, until)
         return None if wanted is None else self._grant(*wanted)
 
     def scores(self) -> dict[int, Mapping[int, float]]:
@@ -149,9 +152,9 @@ class Study(TrialLog):
         return optimism(scores) if START in scores else None
 
     def leading(self, count: int) -> list[int]:
-        """The trials with the most evaluations, the best of these first."""
+        """The trials on the highest rung, the best of these first."""
         trials = [t for t in self.trials() if t.is_sound and t.number != START]
-        trials.sort(key=lambda t: (-len(t.evaluations), -t.score, t.number))
+        trials.sort(key=lambda t: (-bisect(RUNGS, len(t.evaluations)), -t.score, t.number))
         return [trial.number for trial in trials[:count]]
 
     def reported(self, number: int, step: int, score: float, seconds: float) -> bool:

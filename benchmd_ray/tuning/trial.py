@@ -58,17 +58,10 @@ def run_trial(
 ) -> None:
     """Run an evaluation of a trial, resuming from the files of an interrupted process.
 
-    Args:
-        work: What all trials share.
-        number: The trial.
-        evaluation: Its evaluation, which determines the seed.
-        family: Name of its family.
-        values: Values of the settings that the family searches.
-        catalogs: Inner catalogs of the evaluation, one of each source; nothing else can be opened.
-        report: Receives progress: of the first evaluation at the family's rungs, and the end.
-        seconds: Working time of earlier processes.
-        keep: Whether the models are kept (`trial_files.keep_models`).
-        unfinished: Names of jobs that may continue (`trial_files.remove_idle`).
+    Nothing but ``catalogs``, the inner catalogs of the evaluation, one of each source, can be
+    opened. Progress is reported at the family's rungs of the first evaluation, and at the end.
+    ``seconds`` is the working time of earlier processes; with ``keep`` the models are kept;
+    ``unfinished`` names the jobs that may continue (`trial_files.remove_idle`).
 
     Raises:
         BenchmdError: The trial fails with these values: its loss is NaN, it ran out of memory, or a
@@ -88,27 +81,30 @@ def run_trial(
             folder.mkdir(parents=True)
             (folder / JOB).write_bytes(job)
         clock, trained = Clock(folder, seconds, archive), work.families[family]
+        rungs, arms = trained.rungs if evaluation == 0 else (), trained.arms
 
         def reached(step: int, scores: Mapping[str, float], whole: bool = False) -> None:
-            if whole or (evaluation == 0 and step in trained.rungs):
-                report(Reached(step, _mean(scores), dict(scores), clock.seconds, whole))
+            mean = math.fsum(scores.values()) / len(scores)
+            report(Reached(step, mean, dict(scores), clock.seconds, whole))
 
-        several = len(trained.arms) > 1
-        inside = None if several or work.on_workers or evaluation else reached
-        setups = []
-        for place, (arm, catalog) in enumerate(zip(trained.arms, catalogs, strict=True), 1):
+        def inside(step: int, score: float) -> None:
+            reached(step, {arms[0].modality: score})
+
+        done: dict[str, float] = {}
+        parts = [folder / str(place) for place in range(1, len(arms) + 1)]
+        for arm, catalog, part in zip(arms, catalogs, parts, strict=True):
             settings = applied(arm.settings, values)
             settings = replace(settings, seed=seed_of(settings.seed, evaluation))
-            part = folder / str(place)  # a modality's name may be too long for an archive
-            setups.append(Setup(work, trained, arm, settings, catalog, part, clock, inside))
-        done: dict[str, float] = {}
-        for setup in setups:
-            done[setup.arm.modality] = trained.stage.train(setup)
-            if len(done) < len(setups):
+            last = trained.stage.last_step(settings) if len(arms) == 1 else len(arms)
+            looks = tuple(step for step in rungs if step < last)
+            within = looks if len(arms) == 1 else ()
+            setup = Setup(work, trained, arm, settings, catalog, part, clock, within, inside)
+            done[arm.modality] = trained.stage.train(setup)
+            if len(arms) > 1 and len(done) in looks:
                 reached(len(done), done)
         if keep:
-            keep_models(work.folder, name, [setup.folder for setup in setups])
-        reached(len(setups) if several else trained.stage.last_step(settings), done, whole=True)
+            keep_models(work.folder, name, parts)
+        reached(last, done, whole=True)
 
 
 def _is_of(path: Path, job: bytes) -> bool:
@@ -122,10 +118,6 @@ def _is_of(path: Path, job: bytes) -> bool:
 def seed_of(seed: int, evaluation: int) -> int:
     """Seed of an evaluation: the search's for the first, derived ones for the others."""
     return seed if evaluation == 0 else derived_seed(seed, evaluation) % 2**31
-
-
-def _mean(done: Mapping[str, float]) -> float:
-    return math.fsum(done.values()) / len(done)
 
 
 OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "out of memory")

@@ -151,9 +151,7 @@ def worked_seconds(folder: Path) -> float:
 
 def _pack(folder: Path, packed: Path) -> None:
     """Archive the files needed to resume a job, with only the newest checkpoint."""
-    needed = list(
-        _needed(folder)
-    )  # files removed meanwhile are skipped; everything is uploaded later
+    needed = [*_needed(folder)]  # files that are removed meanwhile are uploaded later
     with tarfile.open(packed, "w:", format=tarfile.GNU_FORMAT) as archive:
         for path in needed:
             archive.add(path, path.relative_to(folder).as_posix(), recursive=False)

@@ -71,6 +71,7 @@ class TrialLog:
         self.families, self.devices = by_name(families), devices
         self.whole: set[int] = set()
         """Trials that ran out of memory on a share of a GPU: they get a whole one."""
+        self._summaries: dict[int, tuple[FrozenTrial, FrozenTrial, Trial]] = {}
         of = Path(str(path)).parent
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -103,7 +104,17 @@ class TrialLog:
     def trials(self) -> list[Trial]:
         """All trials in order of creation."""
         trials = self._frozen
-        return [trial_of(trial, trials[0]) for trial in trials]
+        return [self._summary(trial, trials[0]) for trial in trials]
+
+    def _summary(self, trial: FrozenTrial, start: FrozenTrial) -> Trial:
+        """A trial with its scores; computed again where it or the start has changed.
+
+        Optuna replaces a trial that changes by another object.
+        """
+        before = self._summaries.get(trial.number)
+        if before is None or before[0] is not trial or before[1] is not start:
+            before = self._summaries[trial.number] = (trial, start, trial_of(trial, start))
+        return before[2]
 
     def unfinished(self) -> list[Job]:
         """Evaluations that were started and not finished, in the order of trials."""

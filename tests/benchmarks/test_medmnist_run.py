@@ -243,8 +243,9 @@ def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_
     encoder = {"network": "resnet18", "options": {"width": 2, "resize": 14}}
     start = updated(SMALL, {"encoder": encoder, "transfer": {"epochs": 1}})
     start = updated(start, {"execution": {"device": "cpu", "precision": "float32"}})
-    arm = stages.Arm("breastmnist", {0: inner.path}, start)
-    work = stages.TrialContext("scratch", stages.Transfer(), (arm,), tmp_path, ())
+    arm = stages.Arm("breastmnist", start)
+    family = stages.FamilyWork("scratch", stages.Transfer(), (arm,), ())
+    work = stages.TrialContext({"scratch finetune": family}, tmp_path)
     scores = []
     for number, values in enumerate(
         (
@@ -252,11 +253,11 @@ def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_
             {"encoder.network": "transformer", "encoder.depth": 1},
         )
     ):
-        run_trial(work, number, values, scores.append)
+        run_trial(work, number, 0, "scratch finetune", values, [inner.path], scores.append)
     assert [encoder.network for encoder in launched] == ["resnet18", "transformer"]
     assert [encoder.options for encoder in launched] == [
         {"width": 2, "resize": 14, "dropout": 0.25},
         {},
     ]
-    assert all(reached.complete and 0 <= reached.score <= 1 for reached in scores)
+    assert all(reached.whole and 0 <= reached.score <= 1 for reached in scores)
     assert len(scores) == 2

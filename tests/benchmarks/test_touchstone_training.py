@@ -53,7 +53,7 @@ from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.settings.definition import updated
 from benchmd_ray.training.segmented import BASELINE, COLUMNS, fault, mask_folder
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.stages import Arm, Transfer, TrialContext
+from benchmd_ray.tuning.stages import Arm, FamilyWork, Transfer, TrialContext
 from benchmd_ray.tuning.trial import run_trial
 
 pytest.importorskip("monai")
@@ -480,25 +480,15 @@ def test_a_search_varies_rate_width_patch_and_decay(catalog):
 
 def test_a_trial_is_scored_by_dice_on_the_inner_fold(catalog, tmp_path):
     inner = inner_catalog(catalog, tmp_path / "inner")
-    arm = Arm("hippocampus-mr", {0: inner.path}, SMALL)
-    work, found, held = (
-        TrialContext("scratch", Transfer(), (arm,), tmp_path / "search", (1,)),
-        [],
-        {},
-    )
+    family = FamilyWork("scratch", Transfer(), (Arm("hippocampus-mr", SMALL),), (1,))
+    work, reports = TrialContext({"scratch finetune": family}, tmp_path / "search"), []
     values = {"transfer.optimiser.lr": 3e-3, "encoder.options.width": 8}
-    folder = tmp_path / "search" / "trials" / "00000" / "000" / "1" / "transfer"
-
-    def report(reached):
-        found.append(reached)
-        if reached.complete:
-            held.update(json.loads((folder / "training.json").read_text()))
-
-    run_trial(work, 0, values, report)
-    assert [one.step for one in found] == [1, 2]
-    assert found[-1].complete
-    assert found[-1].score == held["validation_dsc"]
-    assert 0 <= held["validation_dsc"] <= 1
+    run_trial(work, 0, 0, "scratch finetune", values, [inner.path], reports.append, keep=True)
+    model = tmp_path / "search" / "models" / "00000-000"
+    score = json.loads((model / "training.json").read_text())["validation_dsc"]
+    assert [(reached.step, reached.whole) for reached in reports] == [(1, False), (2, True)]
+    assert reports[-1].score == score
+    assert 0 <= score <= 1
 
 
 # The whole way -----------------------------------------------------------------------------------

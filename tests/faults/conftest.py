@@ -161,11 +161,13 @@ def start_cluster(surroundings: None) -> Iterator[Callable[..., Nodes]]:
 class Command:
     """A ``benchmd`` command at work in a process of its own."""
 
+    program: tuple[str, ...] = (sys.executable, "-m", "benchmd_ray.cli")
+
     def __init__(self, log: Path, *arguments: Any, **environment: str) -> None:
         self._log = log
         with log.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "benchmd_ray.cli", *map(str, arguments)],
+                [*self.program, *map(str, arguments)],
                 env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -191,7 +193,9 @@ class Command:
             if found := happened():
                 return found
             if self.process.poll() is not None:
-                pytest.fail(f"ended before {what}: {self.output[-3000:]}")
+                pytest.fail(
+                    f"ended ({self.process.returncode}) before {what}: {self.output[-3000:]}"
+                )
             time.sleep(0.02)
         pytest.fail(f"no {what} within {timeout:g} s: {self.output[-3000:]}")
 

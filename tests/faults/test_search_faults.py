@@ -77,8 +77,7 @@ def cluster(storage, start_cluster, caches):
 def search(ecg_catalogs, small):
     """Arguments of the command: what it finds depends on no order."""
     options = [f"--catalog={ecg_catalogs['ptb-xl'].path}", "--technique=scratch", "--trials=4"]
-    options += ["--sampler=random", "--stopping=none", "--evaluations=2", "--search-only"]
-    options += ["--choose=highest"]
+    options += ["--sampler=random", "--evaluations=12", "--search-only"]
     files = [f"--settings={small / 'small.yaml'}", f"--space={small / 'space.yaml'}"]
     return ["tune", *options, "--setting=finetune-small", *files]
 

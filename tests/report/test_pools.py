@@ -200,19 +200,16 @@ def test_runs_on_folds_are_pooled_with_each_other_and_not_with_those_on_all_labe
         predict_all(run, {"ptb-xl": {"validation": 80}}, skill=1.0)
         assert read_run(run.folder).digest == run.digest
     analysis = analyse(made, resamples=5, curves=False)
-    scores = analysis.scores[~analysis.scores["protocol"].isin(ENSEMBLES)]
+    scores = analysis.scores[~analysis.scores["protocol"].isin(ENSEMBLES.values())]
     columns = ["technique", "protocol"]
     assert scores.groupby(columns)["seeds"].agg(set).to_dict() == {
         ("scratch", "fixed"): {2},
-        ("scratch, fold models", "custom"): {3},
-        ("scratch, tuned", "tuned"): {2},
-        ("scratch, tuned, fold models", "tuned"): {3},
+        ("scratch, start", "start"): {3},
+        ("scratch, tuned", "tuned"): {3},
+        ("scratch, tuned, whole split", "tuned"): {2},
     }
     changes = analysis.changes.set_index("technique")["baseline"].to_dict()
-    assert changes == {
-        "scratch, tuned": "scratch, linear",
-        "scratch, tuned, fold models": "scratch, fold models, linear",
-    }
+    assert changes == {"scratch, tuned, whole split": "scratch, linear"}
 
 
 @pytest.mark.parametrize(

@@ -4,36 +4,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 from stored import runs
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.files.atomic import sha256
-from benchmd_ray.files.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.protocols import ENSEMBLES
 from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.plan import Plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.steps import Fit, Pretrain
-from benchmd_ray.service.tune_and_train import Candidate, fold_plan
-from benchmd_ray.settings.definition import as_dict, default_settings
-from benchmd_ray.ssl import protocol_encoder
-from benchmd_ray.training.jobs import Fold, TransferJob, trained_with
+from benchmd_ray.service.tune_and_train import candidate_plan
+from benchmd_ray.settings.definition import as_dict, updated
+from benchmd_ray.training.jobs import Fold, TransferJob
 from benchmd_ray.training.reporter import SilentReporter
 from benchmd_ray.training.transfer import transfer
-from benchmd_ray.training.weights import write_weights
-from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.trial import seed_of
-from benchmd_ray.tuning.written import differing, nested
 
 CHANGES = {"transfer": {"optimiser": {"lr": 0.02}}, "tuned": "tune-ecg"}
-SMALL = (
-    *("encoder=tiny", "transfer.epochs=2", "transfer.batch_size=16", "execution.device=cpu"),
-    *("pretrain.batch_size=8", "pretrain.steps=3"),
-)
 DATASETS = ("ptb-xl", "georgia", "cpsc")
 
 
@@ -44,19 +35,30 @@ def folds_of(number, evaluations=(0, 1, 6)):
     }
 
 
+def family_of(choice, technique, setting):
+    """The family of a search of it alone."""
+    (plan, *_) = planned_searches(Tuning(choice, (technique,), (setting,)), gpu=False)
+    return plan.families[0]
+
+
 @pytest.fixture
 def planned(write_manifest, tmp_path):
-    """The plan of a start and a choice, each named by technique and setting."""
+    """The plan of a start and a choice, each a technique and a setting."""
     catalogs = tuple(write_manifest(name) for name in DATASETS)
 
     def plan(start, chosen=None, *, changes=CHANGES, seed=3, **options):
-        choice = Choice(catalogs, techniques=(start[0],), seeds=(seed, 5), **options)
-        tuning = Tuning(choice, (start[1],))
+        choice = Choice(catalogs, seeds=(seed, 5), **options)
+        tuning = Tuning(choice, (start[0],), (start[1],))
         (search,) = planned_searches(tuning, gpu=False)
-        first = Candidate(*start, folds_of(0))
-        best = None if chosen is None else Candidate(*chosen, folds_of(7), changes)
-        about = {"device": "cpu", "tflops": 1.0}
-        return search, fold_plan(tuning, search, first, best, tmp_path, **about).items
+        candidates = [(search.families[0], {}, folds_of(0))]
+        if chosen is not None:
+            candidates.append((family_of(choice, *chosen), changes, folds_of(7)))
+        items = [
+            item
+            for candidate in candidates
+            for item in candidate_plan(tuning, search, *candidate, tmp_path, tflops=1.0).items
+        ]
+        return search, [*{item.name: item for item in items}.values()]
 
     return plan
 
@@ -122,11 +124,10 @@ def test_a_shared_pretraining_is_there_once_and_on_the_whole_training_split(plan
 
 
 @pytest.mark.parametrize(
-    ("family", "step", "kept"),
-    [(("mae", "pretrain"), Pretrain, True), (("random-kernels", "linear"), Fit, False)],
+    ("family", "step"),
+    [(("mae", "pretrain"), Pretrain), (("random-kernels", "linear"), Fit)],
 )
-def test_what_pretrains_within_a_trial_does_so_on_each_fold(planned, family, step, kept):
-    """Kernels are fitted within seconds: those of the search are not taken over."""
+def test_what_pretrains_within_a_trial_does_so_on_each_fold(planned, family, step):
     search, items = planned(("scratch", "finetune-full"), family)
     assert_sound(items)
     pretrained = [item for item in items if item.kind == "pretrain"]
@@ -136,8 +137,7 @@ def test_what_pretrains_within_a_trial_does_so_on_each_fold(planned, family, ste
         f"{prefix}/fold-{fold}/pretrain" for fold in (0, 1, 6)
     ]
     for item, fold in zip(pretrained, folds_of(7)["ptb-xl"], strict=True):
-        model = fold.model / "pretrain" if kept else None
-        assert item.fold == replace(fold, model=model)
+        assert item.fold == replace(fold, model=fold.model / "pretrain")
         assert item.seed == seed_of(3, fold.evaluation)
     transfers = [i for i in items if i.kind == "transfer" and i.technique == family[0]]
     assert [item.after for item in transfers] == [item.name for item in pretrained]
@@ -166,42 +166,36 @@ def test_evaluations_that_were_asked_for_are_made_of_each_fold(planned):
     assert {item.dataset for item in asked} == {"ptb-xl"}
 
 
-@pytest.mark.parametrize(
-    ("technique", "setting"), [("scratch", "finetune-full"), ("mae", "linear")]
-)
-def test_fold_runs_have_the_settings_of_the_trials_whose_weights_were_kept(
-    write_manifest, tmp_path, technique, setting
-):
-    """Otherwise they would be trained again."""
-    choice = Choice((write_manifest("ptb-xl"),), techniques=(technique,), assignments=SMALL)
-    tuning = Tuning(choice, (setting,), held=("transfer.epochs", "transfer.batch_size"))
-    (search,) = planned_searches(tuning, gpu=False)
-    values = {"transfer.optimiser.lr": 0.02, "transfer.label_smoothing": 0.1}
-    (start,), kind = search.starts, search.sources[0].kind
-    base = default_settings(kind, protocol_encoder(technique))
-    changes = nested(differing(base, applied(start, values)) | {"tuned": search.name})
-    first = Candidate(technique, setting, folds_of(0))
-    best = Candidate(technique, setting, folds_of(7), changes)
-    items = fold_plan(tuning, search, first, best, tmp_path, device="cpu", tflops=1.0).items
-    transfers = [item.settings for item in items if item.kind == "transfer"]
-    trials = [
-        replace(settings, seed=seed_of(0, fold.evaluation))
-        for settings in (start, applied(start, values))
-        for fold in folds_of(0)["ptb-xl"]
-    ]
-    assert [trained_with(settings, "digest") for settings in transfers] == [
-        trained_with(settings, "digest") for settings in trials
-    ]
-
-
 def test_two_policies_of_a_source_are_two_searches_with_runs_of_their_own(write_manifest, tmp_path):
     catalogs = tuple(write_manifest("ptb-xl", policy) for policy in ("clean", "released"))
-    tuning = Tuning(Choice(catalogs, techniques=("mae",)), ("linear",))
+    tuning = Tuning(Choice(catalogs), ("mae",), ("linear",))
     for search in planned_searches(tuning, gpu=False):
-        start = Candidate("mae", "linear", folds_of(0))
-        items = fold_plan(tuning, search, start, None, tmp_path, device="cpu", tflops=1.0).items
+        start = search.families[0], {}, folds_of(0)
+        items = candidate_plan(tuning, search, *start, tmp_path, tflops=1.0).items
         assert {item.policy for item in items} == {search.sources[0].policy}
         assert [item.kind for item in items] == ["pretrain", *3 * ["transfer"]]
+
+
+def test_runs_on_all_labels_have_each_seed_and_no_fold(write_manifest, tmp_path):
+    choice = Choice((write_manifest("ptb-xl"), write_manifest("georgia")), seeds=(0, 4))
+    tuning = Tuning(choice, ("mae",), ("linear",))
+    (search,) = planned_searches(tuning, gpu=False)
+    for changes, prefix in (({}, ""), (CHANGES, f"{search.name}/")):
+        family = search.families[0]
+        items = candidate_plan(tuning, search, family, changes, None, tmp_path, tflops=1.0).items
+        assert_sound(items)
+        assert {item.fold for item in items} == {None}
+        names = [item.name for item in items if item.kind == "transfer"]
+        assert names == [f"{prefix}ptb-xl/clean/mae/seed-{seed}/linear" for seed in (0, 4)]
+        assert [item.name for item in items if item.kind == "pretrain"] == [
+            f"ptb-xl/clean/mae/seed-{seed}/pretrain" for seed in (0, 4)
+        ]
+
+
+SMALL = (
+    *("encoder=tiny", "transfer.epochs=2", "transfer.batch_size=16", "execution.device=cpu"),
+    *("pretrain.batch_size=8", "pretrain.steps=3"),
+)
 
 
 @pytest.mark.ray
@@ -213,30 +207,29 @@ def test_fold_runs_of_two_families_are_trained_and_scored_once(ecg_catalogs, tmp
     evaluations = (0, 7)
     inner = {e: inner_catalog(source, tmp_path / "inner", e).path for e in evaluations}
     catalogs = (source.path, ecg_catalogs["georgia"].path)
-    choice = Choice(catalogs, techniques=("scratch",), assignments=SMALL)
-    tuning = Tuning(choice, ("finetune-full",), held=("transfer.epochs", "transfer.batch_size"))
+    choice = Choice(catalogs, assignments=SMALL)
+    held = ("transfer.epochs", "transfer.batch_size")
+    tuning = Tuning(choice, ("scratch",), ("finetune-full",), held=held)
     (search,) = planned_searches(tuning, gpu=False)
     kept = tmp_path / "kept"
     kept.mkdir()
-    settings = replace(search.starts[0], seed=seed_of(0, 7))  # those of the trial
-    transfer(TransferJob(settings, inner[7], kept), Worker(), SilentReporter())
-    tensors = load_file(kept / "model.safetensors")
-    tensors["head.bias"] += 1
-    about = {**read_hashed_json(kept / "model.json", ""), "weights": None}
-    about["weights"] = write_weights(kept / "model.safetensors", tensors)
-    write_hashed_json(kept / "model.json", about)
+    settings = replace(search.families[0].settings[0], seed=seed_of(0, 7))
+    other = updated(settings, {"transfer": {"optimiser": {"lr": 0.05}}})
+    transfer(TransferJob(other, inner[7], kept), Worker(), SilentReporter())
     of_start = [Fold(0, inner[0]), Fold(7, inner[7], kept)]
     of_choice = [Fold(e, inner[e], tmp_path / "nothing") for e in evaluations]
     changes = {"encoder": {"options": {"kernels": 12}}, "tuned": search.name}
-    plan = fold_plan(
-        tuning,
-        search,
-        Candidate("scratch", "finetune-full", {"ptb-xl": of_start}),
-        Candidate("random-kernels", "linear", {"ptb-xl": of_choice}, changes),
-        store,
-        device="cpu",
-        tflops=1.0,
+    kernels = family_of(choice, "random-kernels", "linear")
+    candidates = (
+        (search.families[0], {}, {"ptb-xl": of_start}),
+        (kernels, changes, {"ptb-xl": of_choice}),
     )
+    items = [
+        item
+        for candidate in candidates
+        for item in candidate_plan(tuning, search, *candidate, store, tflops=1.0).items
+    ]
+    plan = Plan((*items,), "")
     outcome = run_plan(plan, store, say=print, quiet=True)
     assert outcome.whole, outcome.lines()
     assert len(outcome.done) == len(plan.items) == 4 + 6

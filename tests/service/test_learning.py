@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from stores import SOUGHT, make_search, make_trials
+from stores import evaluated, make_ladder, make_search, make_trials, search_name
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
@@ -17,8 +17,9 @@ from benchmd_ray.service.learning import learned_in
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.simulate import Resources
 from benchmd_ray.service.tune_dry_run import estimate_searches
-from benchmd_ray.settings.definition import Settings, as_dict
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.storage.bucket import open_bucket
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.portfolio import (
     Candidate,
     Portfolio,
@@ -34,7 +35,7 @@ from benchmd_ray.tuning.spaces import Parameter, Space
 
 PROJECT = Path(__file__).resolve().parents[2]
 LR = "transfer.optimiser.lr"
-KIND = SearchKind(1, pretrained=True, mode="linear", metric="auroc")
+KIND = SearchKind(1, "pretrained", "linear", "auroc")
 
 
 def made(store, source, modality, top, name, **more):
@@ -44,15 +45,18 @@ def made(store, source, modality, top, name, **more):
         if row["number"] == 0:
             row[LR] = 1e-5
         value = 0.8 - 0.05 * abs(math.log10(row[LR] / top))
-        rows.append({**row, "state": "complete", "value": value, "evaluations": 3})
+        rows.append({**row, "state": "complete", **evaluated([value] * 3)})
     about = {
         **{"modality": modality, "source": source, "policy": "clean", "catalog": "a", "inner": "b"},
         "records": {"train": 30, "validation": 10},
         "patients": {"train": 30, "validation": 10},
     }
-    make_search(
-        store, f"{name}-{digest(SOUGHT)[:12]}", rows=rows, sources=[about], evaluations=3, **more
-    )
+    make_search(store, search_name(name), rows=rows, sources=[about], **more)
+
+
+def kinds_of(record):
+    """The kind of each family of a search."""
+    return {(record.name, family.name): KIND for family in record.families}
 
 
 @pytest.fixture
@@ -84,7 +88,7 @@ def test_a_start_that_was_lucky_takes_little_from_what_others_gain(store):
     raised = record.trials["value"].where(~first, record.trials["value"] + 0.05)
     gained = []
     for trials in (record.trials, record.trials.assign(value=raised)):
-        model = _Model.of(replace(record, trials=trials))
+        model = _Model.of(replace(record, trials=trials), record.families[0])
         start = {str(name): value for name, value in trials.iloc[0].items()}
         assert model.gain(start) == 0
         gained.append(model.gain(start | {LR: 3e-4}))
@@ -99,10 +103,10 @@ def test_a_lucky_trial_among_bad_ones_is_not_learned(store):
     like_the_start = 0.75 - 0.05 * np.log10(rate / 1e-5)
     lucky = rate == rate.max()
     assert record.trials["number"][lucky].item() > 0
-    trials = record.trials.assign(value=like_the_start.where(~lucky, 0.751), difference=np.nan)
-    assert not learned([replace(record, trials=trials)], {record.name: KIND}).candidates
+    trials = record.trials.assign(value=like_the_start.where(~lucky, 0.751))
+    assert not learned([replace(record, trials=trials)], kinds_of(record)).candidates
     raised = trials.assign(value=like_the_start.where(rate < 1e-2, 0.9))
-    assert learned([replace(record, trials=raised)], {record.name: KIND}).candidates
+    assert learned([replace(record, trials=raised)], kinds_of(record)).candidates
 
 
 def test_searches_on_files_that_no_card_names_are_learned_from(store):
@@ -119,8 +123,9 @@ def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
     assert portfolio == learned_in([store])
     names = []
     for given in (portfolio, Portfolio()):
-        choice = Choice((write_manifest("ptb-xl"),), techniques=("mae",))
-        (plan,) = planned_searches(Tuning(choice, ("linear",), portfolio=given), gpu=False)
+        choice = Choice((write_manifest("ptb-xl"),))
+        tuning = Tuning(choice, ("mae",), ("linear",), portfolio=given)
+        (plan,) = planned_searches(tuning, gpu=False)
         names.append(plan.name)
         first = [one.values[LR] for one in plan.portfolio]
         assert all("ptb-xl" not in one.datasets for one in plan.portfolio)
@@ -128,9 +133,9 @@ def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
         assert not set(first) & set(own)
         assert bool(first) == (given is portfolio)
     assert names[0] != names[1]  # what is tried first decides a search
-    made = Tuning(choice, ("linear",), portfolio=portfolio)
+    made = Tuning(choice, ("mae",), ("linear",), portfolio=portfolio)
     said = "\n".join(estimate_searches([made], store, Resources(1, 0), tflops=0.1)[0].lines())
-    assert "First, after the start: 1 setting learned on shhs." in said
+    assert "First, after the starts: 1 setting learned on shhs." in said
 
 
 def test_what_searches_on_s3_found_is_learned_into_the_bucket(store, s3, tmp_path, monkeypatch):
@@ -171,28 +176,55 @@ def test_a_portfolio_of_many_searches_can_be_read_again(tmp_path):
 def test_what_a_portfolio_gave_is_not_learned_again(store):
     """It would come back to its own dataset by way of another."""
     (record,) = (one for one in read_searches([store]).found if one.sources[0]["source"] == "shhs")
-    kinds = {record.name: KIND}
+    kinds = kinds_of(record)
     assert len(learned([record], kinds).candidates) == 1  # no other gains more anywhere
-    assert not learned([replace(record, given=24)], kinds).candidates
-    numbers = record.trials.sort_values("value")["number"]
-    best = int(numbers.iloc[-1])
-    refuted = record.trials.assign(difference=np.where(record.trials["number"] == best, -0.1, 0.1))
-    values = [c.values[LR] for c in learned([replace(record, trials=refuted)], kinds).candidates]
+    assert not learned([replace(record, borrowed=24)], kinds).candidates
+    best = record.trials.sort_values("value")["number"].iloc[-1]
+    values = [c.values[LR] for c in learned([replace(record, borrowed=best)], kinds).candidates]
     assert values
-    assert record.trials.set_index("number")[LR][best] not in values
-    alone = record.trials.assign(difference=refuted["difference"].where(refuted["difference"] < 0))
-    assert not learned([replace(record, trials=alone)], kinds).candidates  # others scored less
+    assert record.trials.set_index("number")[LR][best - 1 if best > 1 else best] not in values
+
+
+def test_trials_with_more_evaluations_are_learned_before_lucky_ones(store):
+    (record,) = (one for one in read_searches([store]).found if one.sources[0]["source"] == "shhs")
+    ranked = record.trials.sort_values("value", ascending=False)["number"]
+    lucky = record.trials["number"].isin(ranked[:6])
+    few = record.trials.assign(evaluations=record.trials["evaluations"].where(~lucky, 1))
+    candidates = learned([replace(record, trials=few)], kinds_of(record)).candidates
+    assert candidates
+    assert not {c.values[LR] for c in candidates} & {*record.trials[LR][lucky]}
+
+
+def test_each_family_of_a_search_is_learned_of_for_its_kind(tmp_path):
+    make_search(tmp_path, search_name("tune-many"), **make_ladder(60))
+    (record,) = read_searches([tmp_path]).found
+    portfolio = learned_in([tmp_path])
+    by_kind = {(c.kind.technique, c.kind.mode): c for c in portfolio.candidates}
+    assert ("random-kernels", "linear") in by_kind
+    assert by_kind.keys() <= {
+        ("scratch", "finetune"),
+        ("random-kernels", "linear"),
+        ("pretrained", "linear"),
+    }
+    for (technique, _), candidate in by_kind.items():
+        name = {"scratch": "scratch finetune", "pretrained": "mae linear"}
+        family = next(
+            f for f in record.families if f.name == name.get(technique, "random-kernels linear")
+        )
+        assert candidate.values.keys() <= family.space.keys()
 
 
 def test_nor_what_comes_near_to_it_by_way_of_another_dataset(store):
     """A search goes on near what it was given, and so do the searches that learn from it."""
     (record,) = (one for one in read_searches([store]).found if one.sources[0]["source"] == "shhs")
-    portfolio = learned([replace(record, taught=("ptb-xl",))], {record.name: KIND})
+    portfolio = learned([replace(record, lenders=("ptb-xl",))], kinds_of(record))
     assert {portfolio.origins(one.dataset) for one in portfolio.candidates} == {("ptb-xl", "shhs")}
     space = Space("made", (Parameter(LR, "log float", 1e-2, low=1e-5, high=0.1),))
+    family = Family("mae", "linear", space, (Settings(),))
 
     def given(own):
-        return chosen_settings(portfolio, KIND, space, lambda name: name != own)
+        kinds = {family.name: KIND}
+        return chosen_settings(portfolio, kinds, [family], lambda name: name != own)
 
     assert given("sleep-edf")
     assert not given("ptb-xl")
@@ -209,10 +241,11 @@ def test_what_is_skipped_is_told(store, tmp_path):
 
 def test_a_value_that_the_space_does_not_have_is_refused(store):
     (record,) = (one for one in read_searches([store]).found if one.sources[0]["source"] == "shhs")
-    name = next(name for name, about in record.space.items() if about["kind"] == "choice")
+    (family,) = record.families
+    name = next(name for name, about in family.space.items() if about["kind"] == "choice")
     odd = replace(record, trials=record.trials.assign(**{name: "evil:Net"}))
     with pytest.raises(BenchmdError, match=r"a trial with .*evil:Net.*expected one of"):
-        learned([odd], {record.name: KIND})
+        learned([odd], kinds_of(record))
 
 
 def test_what_was_learned_on_a_target_or_its_origin_is_not_used(store, write_manifest):
@@ -223,8 +256,7 @@ def test_what_was_learned_on_a_target_or_its_origin_is_not_used(store, write_man
     same = replace(portfolio, candidates=tuple(c for c in portfolio.candidates if c.kind.axes == 2))
 
     def given(*catalogs):
-        choice = Choice(catalogs, techniques=("mae",))
-        tuning = Tuning(choice, ("linear",), portfolio=same)
+        tuning = Tuning(Choice(catalogs), ("mae",), ("linear",), portfolio=same)
         return {
             (plan.sources[0].name, name)
             for plan in planned_searches(tuning, gpu=False)
@@ -258,7 +290,7 @@ def test_a_search_without_a_result_is_not_learned_from(store, tmp_path):
 
 def test_a_search_whose_start_was_tuned_is_not_learned_from(store):
     """It looks near that start, which may have been tuned on what is tuned next."""
-    made(store, "isic-2017", "derm", 1e-2, "tune-d", settings=[as_dict(Settings(tuned="tune-b"))])
+    made(store, "isic-2017", "derm", 1e-2, "tune-d", start=Settings(tuned="tune-b"))
     told = []
     datasets = {c.dataset for c in learned_in([store], told.append).candidates}
     assert datasets == {"ptb-xl", "shhs", "mimic-cxr"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -101,9 +102,12 @@ def of_technique(source: Catalog, technique: str) -> Iterator[tuple[str, str]]:
 
 def searches() -> Iterator[tuple[str, str]]:
     """Names of the searches that are planned from cards."""
-    choice = Choice(datasets=("ptb-xl", "bcn20000"), techniques=("mae", SCRATCH))
-    for plan in planned_searches(Tuning(choice, ("linear", "finetune-full")), gpu=False):
-        yield f"search {plan.sources[0].name} {plan.technique} {plan.setting}", plan.name
+    choice = Choice(datasets=("ptb-xl", "bcn20000"))
+    for technique, setting in product(("mae", SCRATCH), ("linear", "finetune-full")):
+        for plan in planned_searches(Tuning(choice, (technique,), (setting,)), gpu=False):
+            yield f"search {plan.sources[0].name} {technique} {setting}", plan.name
+    for plan in planned_searches(Tuning(choice, ("mae", SCRATCH)), gpu=False):
+        yield f"search {plan.sources[0].name} of {len(plan.families)} families", plan.name
 
 
 def card_digests() -> Iterator[tuple[str, str]]:

@@ -19,19 +19,27 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+import stored
 import torch
 import wandb
+from stores import (
+    SEARCH,
+    make_ladder,
+    make_pretraining,
+    make_search,
+    make_transfer,
+    predict_all,
+    search_name,
+)
 from waiting import until
 from wandb.proto import wandb_internal_pb2
 
 from benchmd_ray.cluster.hardware import hardware
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import append_text
-from benchmd_ray.files.integrity import line, name_of, write_hash
+from benchmd_ray.files.integrity import line
+from benchmd_ray.report.analysis import analyse
 from benchmd_ray.runs.files import RUN
 from benchmd_ray.runs.history import trained_by
 from benchmd_ray.service import tracked
@@ -394,6 +402,10 @@ class Told:
 
     def __init__(self):
         self.summary = {}
+        self.logged = []
+
+    def log(self, values, step):
+        self.logged.append((step, values))
 
     def finish(self, exit_code):
         self.exit_code = exit_code
@@ -407,115 +419,160 @@ def test_why_an_item_failed_is_not_told(tmp_path):
     assert not following.open
 
 
-SEARCH = "tune-ecg-mae-linear-1a2b3c4d5e6f"
-OF_SEARCH = {"technique": "mae", "setting": "linear", "modality": "ecg", "host": "node-7"}
-OF_SEARCH |= {"provenance": "synthetic"}
+OF_SEARCH = {"modality": "ecg", "host": "node-7", "provenance": "synthetic"}
 
 
-def trial(number, state="complete", *, value=math.nan, lr=0.01, curve=(), **more):
-    """A row of a search's trials, as it is read from a table."""
-    return {
-        "number": np.int64(number),
-        "state": state,
-        "reason": None,
-        "value": value,
-        "last_value": curve[-1] if curve else math.nan,
-        "step": len(curve) or None,
-        "steps": 3,
-        "seconds": np.float64(2.5),
-        "device_hours": 0.001,
-        "started": "2026-01-02T03:04:05+00:00",
-        "finished": None,
-        "curve": [{"step": i, "value": each} for i, each in enumerate(curve, start=1)],
-        "transfer.optimiser.lr": lr,
-        "encoder.pool": "cls",
-        "transfer.layer_decay": math.nan,
-    } | more
+def searched(store):
+    """Folder of a search over families, and its trials with a reason that is private."""
+    ladder = make_ladder(12)
+    ladder["rows"][10]["reason"] = f"OSError: {Path.home()}/x of {os.uname().nodename} is not there"
+    make_search(store, **ladder)
+    return trials_of(store, SEARCH, ())
+
+
+def folders_of(store):
+    return {about(f).display_name: f for f in (store / "wandb").glob("offline-run-*")}
+
+
+def history(folder, name):
+    return [
+        (r.history.step.num, json.loads(item.value_json))
+        for r in records(folder)
+        if r.HasField("history")
+        for item in r.history.item
+        if name in (item.key, *item.nested_key)
+    ]
+
+
+def table_of(folder, name):
+    (path,) = (folder / "files").rglob(f"{name}_*.table.json")
+    table = json.loads(path.read_text())
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
 
 
 @pytest.mark.slow
 def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
-    searched = tmp_path / "searches" / SEARCH
-    searched.mkdir(parents=True)
-    # Trial 0 ended in an earlier session, which told it.
-    earlier = [
-        trial(0, value=0.625, curve=(0.5, 0.625)),
-        trial(1, value=0.75, curve=(0.5, 0.75, 0.7), lr=0.1, difference=0.125),
-    ]
-    table = pa.Table.from_pandas(pd.DataFrame(earlier))
-    pq.write_table(
-        table.replace_schema_metadata({"of": name_of(searched)}), searched / "trials.parquet"
-    )
-    write_hash(searched / "trials.parquet")
-    said = []
-    search = tracked.TrackedSearch(tmp_path, Dashboard("auto"), said.append)
-    told = trial(1, value=0.75, curve=(0.5, 0.75, 0.7), lr=0.1)
-    search.trial_ended(SEARCH, OF_SEARCH, told)
-    search.trial_ended(SEARCH, OF_SEARCH, trial(2, "stopped", curve=(0.4,)))
-    why = f"OSError: {Path.home()}/x of {os.uname().nodename} is not there"
-    search.trial_ended(SEARCH, OF_SEARCH, trial(3, "failed", reason=why, lr=1))
+    trials = searched(tmp_path)
+    lines = []
+    search = tracked.TrackedSearch(tmp_path, Dashboard("auto"), lines.append)
+    # Others ended in an earlier session, which sent them, or are sent at the end.
+    for number in (1, 6, 10):
+        search.trial_ended(SEARCH, OF_SEARCH, trials[number])
     search.closed()
-    assert "wandb sync" in said[0]
+    assert "wandb sync" in lines[0]
     assert not (tmp_path / "wandb" / "errors.log").exists()
-    folders = {about(f).display_name: f for f in (tmp_path / "wandb").glob("offline-run-*")}
-    names = [f"{SEARCH}/{number}" for number in (1, 2, 3)]
-    assert set(folders) == {SEARCH, *names}
+    folders = folders_of(tmp_path)
+    scored = [n for n, trial in enumerate(trials) if trial["evaluations"]]
+    assert set(folders) == {SEARCH, *(f"{SEARCH}/{number}" for number in (*scored, 6, 10))}
     assert {about(f).run_group for f in folders.values()} == {SEARCH}
     assert {tuple(about(f).tags) for f in folders.values()} == {("synthetic",)}
-    assert [about(folders[name]).job_type for name in names] == ["trial"] * 3
-    config = settings_sent(folders[names[0]])
+    first = folders[f"{SEARCH}/1"]
+    assert about(first).job_type == "trial"
+    config = settings_sent(first)
+    kernels = trials[1]["encoder.options.kernels"]
     assert {name: value for name, value in config.items() if name != "_wandb"} == {
-        "search": SEARCH, "technique": "mae", "setting": "linear", "modality": "ecg",
-        "provenance": "synthetic",
-        "trial": 1, "transfer_optimiser_lr": 0.1, "encoder_pool": "cls",
-    }  # fmt: skip
-    curve = [
-        (r.history.step.num, json.loads(item.value_json))
-        for r in records(folders[names[0]])
-        if r.HasField("history")
-        for item in r.history.item
-        if "inner_validation_score" in (item.key, *item.nested_key)
-    ]
-    assert curve == [(1, 0.5), (2, 0.75), (3, 0.7)]
-    ends = [summaries(folders[name]) for name in names]
-    assert [end["state"] for end in ends] == ["complete", "stopped", "failed"]
-    assert (ends[0]["score"], ends[0]["last_score"], ends[0]["seconds"]) == (0.75, 0.7, 2.5)
-    assert "score" not in ends[1]
-    exits = [r.exit.exit_code for r in records(folders[names[2]]) if r.HasField("exit")]
+        **{"search": SEARCH, "modality": "ecg", "provenance": "synthetic", "trial": 1},
+        **{"family": "random-kernels linear", "encoder_options_kernels": kernels},
+    }
+    steps, means = zip(*history(first, "paired_mean"), strict=True)
+    ours, start = ([p["value"] for p in trials[n]["scores"]] for n in (1, 0))
+    expected = [np.mean(start) + np.mean(np.subtract(ours, start)[:count]) for count in range(1, 7)]
+    assert steps == (1, 2, 3, 4, 5, 6)
+    assert means == pytest.approx(expected)
+    summary = summaries(first)
+    assert summary["score"] == pytest.approx(trials[1]["value"])
+    gain = trials[1]["value"] - trials[0]["value"]
+    assert summary["difference_to_start"] == pytest.approx(gain)
+    assert (summary["state"], summary["evaluations"]) == ("complete", 6)
+    assert "score" not in summaries(folders[f"{SEARCH}/6"])
+    exits = [r.exit.exit_code for r in records(folders[f"{SEARCH}/10"]) if r.HasField("exit")]
     assert exits == [1]
-    (path,) = (folders[SEARCH] / "files").rglob("trials_*.table.json")
-    table = json.loads(path.read_text())
-    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    assert [(row["trial"], row["state"]) for row in rows] == [
-        (0, "complete"), (1, "complete"), (2, "stopped"), (3, "failed"),
-    ]  # fmt: skip
-    assert [row["transfer.optimiser.lr"] for row in rows] == [0.01, 0.1, 0.01, 1]
-    assert [row["score"] for row in rows] == [0.625, 0.75, None, None]
-    assert [row["difference_to_start"] for row in rows] == [None, 0.125, None, None]
-    assert "reason" not in table["columns"]
+    rows = table_of(folders[SEARCH], "trials")
+    assert [(row["trial"], row["family"], row["state"]) for row in rows] == [
+        (trial["number"], trial["family"], trial["state"]) for trial in trials
+    ]
+    assert [row["score"] for row in rows] == [trial["value"] for trial in trials]
+    assert not {"reason", "scores", "curve"} & {*rows[0]}
     summary = summaries(folders[SEARCH])
-    assert (summary["highest_score"], summary["highest_score_trial"]) == (0.75, 1)
-    assert summary["trials/complete"] == 2
+    assert (summary["choice/trial"], summary["choice/family"]) == (1, "random-kernels linear")
+    assert summary["choice/score"] == trials[1]["value"]
+    assert (summary["choice/start_score"], summary["choice/folds"]) == (trials[0]["value"], 6)
+    assert summary["trials/complete"] == 10
     _require_private(folders.values(), tmp_path)
     for folder in folders.values():
-        held = b"".join(r.SerializeToString() for r in records(folder))
-        assert b"is not there" not in held
-        assert b"node-7" not in held
+        sent = b"".join(r.SerializeToString() for r in records(folder))
+        assert b"is not there" not in sent
+        assert b"node-7" not in sent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("better", [True, False])
+def test_the_search_gets_the_comparison_of_choice_and_start(tmp_path, better):
+    make_search(tmp_path, **make_ladder(12, better=better))
+    for fold in range(2):
+        runs = [make_transfer(tmp_path, setting="finetune-full", fold=fold)]
+        if better:
+            upstream = make_pretraining(tmp_path, "random-kernels", fold=fold)
+            tuned = {"upstream": upstream, "changes": {"tuned": SEARCH}}
+            runs.append(make_transfer(tmp_path, "random-kernels", fold=fold, **tuned))
+        for run in runs:
+            predict_all(run, {"ptb-xl": {"validation": 240}}, skill=0.5)
+    make_search(tmp_path, search_name("another"))
+    plan = SimpleNamespace(items=())
+    observer = tracked.TrackedPlan(tmp_path, OFFLINE, plan, print, [SEARCH])
+    observer.closed()
+    assert not (tmp_path / "wandb" / "errors.log").exists()
+    ((name, folder),) = folders_of(tmp_path).items()
+    assert name == SEARCH
+    analysis = analyse(stored.runs([tmp_path]), searches=stored.searches([tmp_path]), resamples=200)
+    summary, rows = summaries(folder), table_of(folder, "final")
+    prefix = "final/ptb-xl/validation"
+    protocols = ("tuned", "tuned ensemble") if better else ("start", "start ensemble")
+    assert [row["protocol"] for row in rows] == [*protocols]
+    whole = analysis.scores.query("metric == 'auroc' and `class` == 'mean'").set_index("protocol")
+    for row, protocol in zip(rows, protocols, strict=True):
+        key = f"{prefix}/{protocol.replace(' ', '_')}"
+        assert summary[key] == row["value"] == pytest.approx(whole["value"][protocol])
+        if better:
+            start = whole["value"][protocol.replace("tuned", "start")]
+            assert summary[f"{key}_start"] == pytest.approx(start)
+            assert summary[f"{key}_difference"] == pytest.approx(row["value"] - start)
+            assert 0 < summary[f"{key}_p"] <= 1
+    _require_private([folder], tmp_path)
+
+
+def test_a_trial_that_climbs_is_sent_from_where_it_was(tmp_path):
+    trials = searched(tmp_path)
+    told = Told()
+    tracking.tell_trial(told, trials[1], trials[0], sent=3)
+    assert [step for step, _ in told.logged] == [4, 5, 6]
 
 
 def test_the_modalities_of_a_universal_search_are_results_not_settings():
     told = Told()
     row = trial(4, value=0.6) | {"score:ecg": 0.5, "score:cxr": math.nan}
-    tracking.tell_trial(told, row)
+    tracking.tell_trial(told, row, None)
     assert told.summary["score/ecg"] == 0.5
     assert "score/cxr" not in told.summary
-    assert set(tracking.trial_config(row)) == {"trial", "transfer_optimiser_lr", "encoder_pool"}
+    names = {"trial", "family", "transfer_optimiser_lr", "encoder_pool"}
+    assert set(tracking.trial_config(row)) == names
 
 
 def test_a_search_without_a_folder_shows_the_trials_that_were_told(tmp_path):
     rows = [trial(7), trial(2, "failed"), trial(7, "stopped")]
     found = trials_of(tmp_path, SEARCH, rows)
     assert [(row["number"], row["state"]) for row in found] == [(2, "failed"), (7, "stopped")]
+
+
+def trial(number, state="complete", *, value=math.nan):
+    """A row of a search's trials, with values as pandas has them."""
+    return {
+        **{"number": np.int64(number), "family": "mae linear", "state": state, "reason": None},
+        **{"value": value, "evaluations": 0, "scores": None, "seconds": np.float64(2.5)},
+        **{"started": "2026-01-02T03:04:05+00:00", "finished": None, "curve": None},
+        **{"transfer.optimiser.lr": 0.01, "encoder.pool": "cls"},
+        "transfer.layer_decay": math.nan,
+    }
 
 
 class Broken:

@@ -20,15 +20,16 @@ from benchmd_ray.tuning.ladder import (
 )
 
 
-def ladder_of(score, trials, budget, until=30):
+def ladder_of(score, families, budget, until=30):
     """Evaluations of each trial by the definition, in whole rows of evaluations.
 
     Args:
         score: Of a trial and an evaluation.
-        trials: Number of trials, each with its first evaluation.
+        families: Of the trials, each with its first evaluation.
         budget: Further evaluations.
         until: Evaluations that a trial gets at most.
     """
+    trials = len(families)
     rows, climbers = [[*range(trials)]], [*range(1, trials)]
     for rung, following in itertools.pairwise(RUNGS):
         if following > until:
@@ -37,8 +38,14 @@ def ladder_of(score, trials, budget, until=30):
         def mean(number, count):
             return np.mean([score(number, evaluation) for evaluation in range(count)])
 
-        third = max(3, len(climbers) // 3)
-        climbers = sorted(climbers, key=lambda n: mean(n, rung), reverse=True)[:third]
+        ranked = sorted(climbers, key=lambda n: mean(n, rung), reverse=True)
+        leaders = [
+            next(n for n in ranked if families[n] == name) for name in {families[n] for n in ranked}
+        ]
+        if following > 6:
+            leaders = []
+        third = max(3, len(climbers) // 3, len(leaders))
+        climbers = [*leaders, *(n for n in ranked if n not in leaders)][:third]
         for evaluation in range(rung, following):
             best = sorted(climbers, key=lambda n: mean(n, evaluation), reverse=True)
             row = [0, *best][:budget]
@@ -50,15 +57,16 @@ def ladder_of(score, trials, budget, until=30):
     return rows
 
 
-def climb(score, trials, budget, slots=1, generator=None, until=30, granted=None):
+def climb(score, families, budget, slots=1, generator=None, until=30, granted=None):
     """Grant and finish evaluations in parallel, finishing in random order."""
-    granted = granted or {number: {0} for number in range(trials)}
+    of_trials = dict(enumerate(families))
+    granted = granted or {number: {0} for number in of_trials}
     scores = {n: {e: score(n, e) for e in sorted(done)} for n, done in granted.items()}
     running = []
     while True:
         while len(running) < slots:
             left = budget - sum(len(done) - 1 for done in granted.values())
-            job = next_evaluation(scores, granted, left, until)
+            job = next_evaluation(scores, of_trials, granted, left, until)
             if job is None:
                 break
             assert job[1] not in granted[job[0]]
@@ -84,10 +92,11 @@ def test_the_ladder_grants_what_its_definition_says_in_any_order(seed):
     generator = np.random.default_rng(seed)
     trials = int(generator.choice([2, 3, 4, 5, 9, 14, 30]))
     score, until = noisy(seed), int(generator.choice([3, 10, 30]))
+    families = generator.choice(["a", "b", "c", "d"][: 1 + seed % 4], trials).tolist()
     for budget in (0, 1, 2, 3, 5, 8, 21, 60, 1000):
-        expected = ladder_of(score, trials, budget, until)
+        expected = ladder_of(score, families, budget, until)
         for slots in (1, 2, 7):
-            granted, scores = climb(score, trials, budget, slots, generator, until)
+            granted, scores = climb(score, families, budget, slots, generator, until)
             rows = [sorted(n for n, done in granted.items() if e in done) for e in range(30)]
             assert [row for row in rows if row] == [sorted(row) for row in expected]
             if len(expected[-1]) > 1:
@@ -101,20 +110,35 @@ def test_the_ladder_grants_what_its_definition_says_in_any_order(seed):
 def test_a_larger_budget_continues_a_ladder(seed):
     score, granted = noisy(seed), None
     for budget in (1, 3, 10, 11, 25, 70):
-        granted, _ = climb(score, 12, budget, granted=granted)
-    assert granted == climb(score, 12, 70)[0]
+        granted, _ = climb(score, 12 * "a", budget, granted=granted)
+    assert granted == climb(score, 12 * "a", 70)[0]
+
+
+def test_the_best_of_each_family_climbs_until_a_cut_is_whole():
+    """On the first fold all trials of one family are lucky; over a cut the other is better."""
+    families = ["lucky"] * 10 + ["better"]
+
+    def score(number, evaluation):
+        return 0.8 if number == 10 else 0.9 if evaluation == 0 else 0.7
+
+    granted, scores = climb(score, families, 60, until=10)
+    assert len(granted[10]) == 10
+    assert chosen(scores) == 10
+    granted, scores = climb(score, ["alike"] * 11, 60, until=10)
+    assert len(granted[10]) == 1
 
 
 def test_nothing_climbs_without_the_start_or_another_trial():
-    assert next_evaluation({1: {0: 0.5}, 2: {0: 0.5}}, {1: {0}, 2: {0}}, 9) is None
-    assert next_evaluation({0: {0: 0.5}}, {0: {0}}, 9) is None
+    families = dict.fromkeys(range(3), "a")
+    assert next_evaluation({1: {0: 0.5}, 2: {0: 0.5}}, families, {1: {0}, 2: {0}}, 9) is None
+    assert next_evaluation({0: {0: 0.5}}, families, {0: {0}}, 9) is None
 
 
 def test_trials_without_a_score_do_not_climb():
     """They failed, or were stopped within their first evaluation."""
     scores, granted = {0: {0: 0.5}, 2: {0: 0.4}}, {n: {0} for n in range(4)}
-    rows = []
-    while job := next_evaluation(scores, granted, 4 - len(rows)):
+    rows, families = [], dict.fromkeys(range(4), "a")
+    while job := next_evaluation(scores, families, granted, 4 - len(rows)):
         rows.append(job)
         granted[job[0]].add(job[1])
         scores[job[0]][job[1]] = 0.5

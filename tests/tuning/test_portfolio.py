@@ -5,9 +5,10 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from racing_alone import raced
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.settings.definition import Settings
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.portfolio import (
     VERSION,
@@ -31,11 +32,19 @@ SPACE = Space(
         Parameter("transfer.batch_size", "int", 64, low=16, high=256, when={SCHEDULE: ("cosine",)}),
     ),
 )
-KIND = SearchKind(1, pretrained=True, mode="linear", metric="auroc")
+KIND = SearchKind(1, "pretrained", "linear", "auroc")
+KERNELS = replace(KIND, technique="random-kernels")
 
 
 def candidate(dataset, values, gains, kind=KIND):
     return Candidate(dataset, kind, values, gains)
+
+
+def tried(portfolio, usable=lambda name: True, **kinds):
+    """What a search of families of these kinds tries of a portfolio; by default of one."""
+    kinds = kinds or {"mae linear": KIND}
+    families = [Family(*name.split(), SPACE, (Settings(),)) for name in kinds]
+    return chosen_settings(portfolio, kinds, families, usable)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -74,9 +83,10 @@ def test_nothing_is_taken_from_the_dataset_that_is_tuned():
             candidate("one", {LR: 0.003}, {"one": 9.0}, replace(KIND, axes=2)),
             candidate("one", {LR: 0.004}, {"one": 9.0}, replace(KIND, mode="finetune")),
             candidate("one", {LR: 0.005}, {"one": 9.0}, replace(KIND, metric="dsc")),
+            candidate("one", {LR: 0.006}, {"one": 9.0}, KERNELS),
         ),
     )
-    found = chosen_settings(portfolio, KIND, SPACE, lambda name: name != "own")
+    found = tried(portfolio, lambda name: name != "own")
     assert [(one.values[LR], one.datasets) for one in found] == [
         (0.001, ("two",)),
         (0.01, ("one",)),
@@ -91,37 +101,61 @@ def test_nothing_is_taken_that_was_learned_after_the_dataset_that_is_tuned():
         candidate("one", {LR: 0.002}, {"after": 0.5, "one": 0.005}),
     )
     portfolio = Portfolio(VERSION, held, {"after": ("own",)})
-    found = chosen_settings(portfolio, KIND, SPACE, lambda name: name != "own")
+    found = tried(portfolio, lambda name: name != "own")
     assert [one.values[LR] for one in found] == [0.01]
-    (first, *_) = chosen_settings(portfolio, KIND, SPACE, lambda name: True)
+    (first, *_) = tried(portfolio)
     assert (first.values[LR], first.datasets) == (0.05, ("after", "own"))
 
 
 def test_a_value_is_taken_only_where_the_space_holds_it():
     odd = {LR: 99.0, SCHEDULE: "cosine", "transfer.batch_size": 32, "encoder.network": "evil:Net"}
     portfolio = Portfolio(VERSION, (candidate("one", odd, {"one": 0.1}),))
-    (found,) = chosen_settings(portfolio, KIND, SPACE, lambda name: True)
+    (found,) = tried(portfolio)
     assert found.values == {LR: 1e-4, SCHEDULE: "cosine", "transfer.batch_size": 32}
-    (plain,) = chosen_settings(
-        Portfolio(
-            VERSION, (candidate("one", {LR: 0.01, "transfer.batch_size": 32}, {"one": 0.1}),)
-        ),
-        KIND,
-        SPACE,
-        lambda name: True,
-    )
+    plain = candidate("one", {LR: 0.01, "transfer.batch_size": 32}, {"one": 0.1})
+    (plain,) = tried(Portfolio(VERSION, (plain,)))
     assert plain.values == {LR: 0.01, SCHEDULE: "constant"}  # of the cosine alone
     start = Portfolio(VERSION, (candidate("one", dict(SPACE.start), {"one": 0.1}),))
-    assert chosen_settings(start, KIND, SPACE, lambda name: True) == ()
+    assert tried(start) == ()
 
 
-def test_a_study_tries_them_right_after_its_start(tmp_path):
-    first = ({LR: 0.01, SCHEDULE: "constant"}, {LR: 0.02, SCHEDULE: "constant"})
-    study = Study(tmp_path / "study.log", SPACE, Method(sampler="random"), 1.0, first)
-    raced(study, 5, lambda number, values, evaluation: 0.5)
-    values = [dict(trial.values) for trial in study.trials()]
-    assert values[:3] == [SPACE.start, *first]
-    assert len({each[LR] for each in values}) == 5
+def test_families_take_turns_and_each_has_what_was_learned_on_its_kind():
+    portfolio = Portfolio(
+        VERSION,
+        (
+            *(candidate("one", {LR: 0.01 * n}, {f"{n}": 0.1 * n}) for n in (1, 2, 3, 4)),
+            *(candidate("two", {LR: 0.02 * n}, {f"{n}": 0.5 * n}, KERNELS) for n in (1, 2, 3, 4)),
+        ),
+    )
+    kinds = {"mae linear": KIND, "random-kernels linear": KERNELS, "scratch finetune": None}
+    settings = tried(portfolio, **kinds)
+    assert [s.family for s in settings] == 3 * ["mae linear", "random-kernels linear"]
+    assert [s.values[LR] for s in settings] == pytest.approx([0.04, 0.08, 0.03, 0.06, 0.02, 0.04])
+    assert [s.datasets for s in settings] == 3 * [("one",), ("two",)]
+
+
+def test_a_study_tries_them_right_after_the_starts_of_its_families(tmp_path):
+    values = {LR: 0.01, SCHEDULE: "constant"}
+    kernels = Parameter("encoder.options.kernels", "int", 100, low=10, high=1000)
+    first, second = "mae linear", "random-kernels linear"
+    of_families = (
+        Family("mae", "linear", SPACE, (Settings(),)),
+        Family("random-kernels", "linear", Space("kernels", (kernels,)), (Settings(),)),
+    )
+    tried_first = ((second, {kernels.name: 500}), (first, values))
+    method = Method(sampler="random")
+    study = Study(tmp_path / "study.log", of_families, method, 1.0, tried_first)
+    for number in range(6):
+        study.propose()
+        study.evaluated(number, 0, {"ecg": 0.5}, 1.0)
+    trials = [(trial.family, dict(trial.values)) for trial in study.trials()]
+    assert trials[:4] == [
+        (first, SPACE.start),
+        (second, {kernels.name: 100}),
+        *((name, dict(settings)) for name, settings in tried_first),
+    ]
+    assert {name for name, _ in trials[4:]} == {first, second}
+    assert len({str(trial) for trial in trials}) == 6
 
 
 def test_a_portfolio_of_another_form_is_refused(tmp_path):

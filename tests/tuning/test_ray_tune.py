@@ -272,11 +272,25 @@ def test_workers_of_a_lost_process_are_freed_when_nothing_works(limits, judge, b
     finish(judge, second)
     assert begin() == Searcher.FINISHED
     assert [job.number for job in limits.study.unfinished()] == [0]
-    limits.draining = False
-    again = begin()
-    again.max_failures = 0
-    lose(judge, again)
-    assert limits.study.trials()[0].state == "failed"
+    states = []
+    for _ in range(RESTARTS):
+        limits.draining = False  # a new Ray Tune
+        again = begin()
+        again.max_failures = 0
+        lose(judge, again)
+        judge.choose_trial_to_run(CONTROLLER)
+        states.append(limits.study.trials()[0].state)
+    assert states == ["unfinished", "unfinished", "failed"]
+
+
+def test_a_lost_job_of_workers_of_a_trial_that_failed_meanwhile_is_over(limits, judge, begin):
+    limits.place = Place(4.0, 0.0, 2, workers=2)
+    trial = begin()
+    trial.max_failures = 0
+    limits.study.ended(0, 1, seconds=1.0, reason="another evaluation failed")
+    lose(judge, trial)
+    judge.choose_trial_to_run(CONTROLLER)
+    assert (limits.running, limits.waiting, limits.trouble) == (set(), [], None)
 
 
 def test_a_trial_that_ends_ray_tune_itself_fails_the_second_time(limits, begin, ended):

@@ -275,6 +275,7 @@ def test_random_kernels_are_fitted_within_the_evaluation_by_its_seed(
         assert fitted.keys() == expected.keys()
         assert all(torch.equal(fitted[name], expected[name]) for name in expected)
         weights.append(fitted["encoder.kernels_0"])
+        assert not (search.local / "features").exists()  # which no other trial could use
     assert not torch.equal(*weights)
 
 
