@@ -35,7 +35,7 @@ class Budget:
     """Including those of earlier sessions. If it is the only limit, the search ends when its best
     trials have `ladder.ENOUGH` evaluations."""
     evaluations: int | None = None
-    """Of all trials together."""
+    """Of all trials together; a trial that is stopped early costs less than one."""
     hours: float | None = None
     """Wall-clock hours of all sessions."""
     device_hours: float | None = None
@@ -151,6 +151,12 @@ class Limits:
         return (time.monotonic() - self.start) / 3600
 
     @property
+    def evaluations(self) -> float:
+        """Evaluations that were granted, of a stopped trial the share that it has done."""
+        granted = self.study.granted
+        return math.fsum(trial.spent(len(granted[trial.number])) for trial in self.study.trials())
+
+    @property
     def out_of_time(self) -> bool:
         """Whether running jobs must end: a signal or an error came, or the hours are over."""
         if self.trouble is not None:
@@ -171,11 +177,10 @@ class Limits:
         within = study.explored_within()
         if within is not None and all(new <= old for new, old in zip(limits, within, strict=True)):
             return False
-        evaluations = sum(map(len, study.granted.values()))
         quota = budget.explored_evaluations
         return (
             (budget.trials is None or study.begun < budget.trials)
-            and (quota is None or evaluations < quota)
+            and (quota is None or self.evaluations < quota)
             and (budget.hours is None or self.hours < EXPLORING * budget.hours)
             and (budget.device_hours is None or self.device_hours < EXPLORING * budget.device_hours)
         )
@@ -235,7 +240,7 @@ class Limits:
             study.note_explored(astuple(budget))
         left = math.inf
         if budget.evaluations is not None:
-            left = budget.evaluations - sum(map(len, study.granted.values()))
+            left = budget.evaluations - self.evaluations
         return study.climb(left, budget.until)
 
 

@@ -11,7 +11,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from benchmd_ray.errors import shown
 from benchmd_ray.tuning.families import FAMILY, Family, family_named
-from benchmd_ray.tuning.ladder import paired_differences, paired_mean, standard_error
+from benchmd_ray.tuning.ladder import (
+    LOOKS,
+    REDUCTION,
+    paired_differences,
+    paired_mean,
+    standard_error,
+)
 from benchmd_ray.tuning.parameters import LARGEST, MOST_TRIALS
 
 State = Literal["complete", "stopped", "failed", "unfinished"]
@@ -54,6 +60,15 @@ class Trial:
     """Why it failed."""
     started: str
     finished: str
+
+    def spent(self, granted: int) -> float:
+        """Evaluations that it costs: a stopped trial about the share of its first one it has done.
+
+        ``granted``: evaluations granted to it.
+        """
+        if self.state != "stopped":
+            return float(granted)
+        return float(REDUCTION) ** (len(self.curve) - LOOKS - 1)
 
     @property
     def is_sound(self) -> bool:
