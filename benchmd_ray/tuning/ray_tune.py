@@ -23,8 +23,6 @@ from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial import Catalogs
 from benchmd_ray.tuning.trial_files import job_name
 
-RESTARTS = 3
-"""Restarts of a job whose process was lost, by Ray Tune; not counting lost nodes."""
 LOST_NODES = 20
 """Lost nodes of a trial that do not count: with more, it may be the reason."""
 GONE = re.compile(

@@ -119,7 +119,7 @@ def _fit(
 ) -> None:
     from ray import tune
 
-    from benchmd_ray.tuning.ray_tune import RESTARTS, Jobs, Judge, Watch
+    from benchmd_ray.tuning.ray_tune import Jobs, Judge, Watch
 
     place = limits.place
 
