@@ -33,6 +33,7 @@ from benchmd_ray.tuning.ladder import (
     standard_error,
 )
 from benchmd_ray.tuning.records import FORMAT, trials_schema
+from benchmd_ray.tuning.trial import seed_of
 
 HARDWARE = Hardware("A processor (family 6, model 85)", "PyTorch AVX512, NumPy X86_V4", "2")
 """Of all runs, unless a test says otherwise."""
@@ -120,12 +121,12 @@ def write_done(run: Run, **said: Any) -> Path:
 
 
 def _of_fold(fold: int | None, seed: int) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """What run.json and its determinants state of a fold run, and its seed."""
+    """What run.json and its determinants state of a fold run of a search, and its seed."""
     if fold is None:
         return {}, {}, seed
     inner = f"digest of inner catalog {fold}"
     about = {"fold": {"evaluation": fold, "inner": inner}}
-    return about, {"fold": inner}, 1000 * (seed + 1) + fold
+    return about, {"fold": inner}, seed_of(seed, fold)
 
 
 def make_pretraining(
@@ -194,7 +195,7 @@ def make_transfer(
     **about: Any,
 ) -> Run:
     """A transfer run with its metrics, without predictions; `about` goes into ``run.json``."""
-    of_fold, _, seed = _of_fold(fold, seed)
+    of_fold, inner, seed = _of_fold(fold, seed)
     fixed = fixed and fold is None
     settings = _settings(modality, technique, seed, changes or {}, setting)
     stated = {
@@ -209,9 +210,7 @@ def make_transfer(
         **about,
     }
     weights = None if upstream is None else f"weights of {upstream.folder.name}"
-    decisive = {"upstream": weights, "parts": dict(parts or {})}
-    if "fold" in stated:
-        decisive["fold"] = stated["fold"]["inner"]
+    decisive = {"upstream": weights, "parts": dict(parts or {}), **inner}
     if upstream is not None:
         decisive["upstream_parts"] = upstream.description["determinants"]["parts"]
     description = _description(settings, "transfer", stated, decisive)
@@ -569,8 +568,8 @@ def make_search(
         "determinants": SOUGHT,
         **about,
     }
-    lenders = {name for tried in plan["determinants"]["portfolio"] for name in tried["datasets"]}
-    plan = {"lenders": dict.fromkeys(lenders, ""), **plan}
+    names = [name for tried in plan["determinants"]["portfolio"] for name in tried["datasets"]]
+    plan = {"lenders": {name: "" for name in names if isinstance(name, str)}, **plan}
     plan["sources"] = [{"sketch": "", **source} for source in plan["sources"]]
     write_hashed_json(folder / "search.json", plan)
     first = name_of_family(plan["families"][0]["technique"], plan["families"][0]["setting"])
@@ -610,5 +609,5 @@ def _outcome(
             }
             for family in families
         },
-        "settings": [],
+        "settings": list(families[0]["settings"]),
     }

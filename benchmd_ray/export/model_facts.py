@@ -11,15 +11,21 @@ import pandas as pd
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.columns import cautions, column_of, interval_of, metric_title, sizes
 from benchmd_ray.report.contamination import contamination, is_marked, marked, published_of
+from benchmd_ray.report.ensembles import averaged
 from benchmd_ray.report.formats import markdown
 from benchmd_ray.report.frames import dataset_text, frame, place
 from benchmd_ray.report.names import names_of
 from benchmd_ray.report.notes import notes, synthetic
-from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
+from benchmd_ray.report.protocols import (
+    START,
+    TUNED,
+    base_protocol,
+    pretraining_of,
+    searches_behind,
+)
 from benchmd_ray.report.rows import key_of, score_rows
 from benchmd_ray.report.scored import Scored, measured, read_scored
 from benchmd_ray.report.table import Column, Table, plain, text_of
-from benchmd_ray.report.tuning_frames import averaged
 from benchmd_ray.runs.store import Run
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.settings.in_use import in_use
@@ -184,7 +190,9 @@ def _protocol(run: Run) -> str:
     """The protocol, with the searches that found tuned settings."""
     pretraining = pretraining_of(run, {}) if run.description["kind"] == "transfer" else None
     protocol = base_protocol(run, pretraining)
-    if protocol != "tuned":
+    if protocol == START:
+        return "start: settings that a search started from"
+    if protocol != TUNED:
         return protocol
     return f"tuned: settings found by {', '.join(searches_behind(run, pretraining))}"
 

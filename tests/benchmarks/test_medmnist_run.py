@@ -241,8 +241,8 @@ def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_
     encoder = {"network": "resnet18", "options": {"width": 2, "resize": 14}}
     start = updated(SMALL, {"encoder": encoder, "transfer": {"epochs": 1}})
     start = updated(start, {"execution": {"device": "cpu", "precision": "float32"}})
-    arms = (stages.Arm("breastmnist", start),)
-    family = stages.FamilyWork("scratch", stages.Transfer(), arms, ())
+    arm = stages.Arm("breastmnist", start)
+    family = stages.FamilyWork("scratch", stages.Transfer(), (arm,), ())
     work = stages.TrialContext({"scratch finetune": family}, tmp_path)
     scores = []
     for number, values in enumerate(

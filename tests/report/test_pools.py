@@ -191,10 +191,9 @@ def test_without_scratch_the_baseline_is_random_kernels(tmp_path):
 def test_runs_on_folds_are_pooled_with_each_other_and_not_with_those_on_all_labels(tmp_path):
     tuned = {"tuned": "tune-ecg", "transfer": {"epochs": 7}}
     made = [
-        make_transfer(tmp_path, seed=seed, changes=changes, fixed=fold is None, **about)
+        make_transfer(tmp_path, seed=seed, changes=changes, fold=fold)
         for changes in ({}, tuned)
-        for seed, fold in ((0, None), (1, None), (2, 0), (3, 1), (4, 2))
-        for about in [{} if fold is None else {"fold": {"evaluation": fold, "inner": f"in {fold}"}}]
+        for seed, fold in ((0, None), (1, None), (0, 0), (0, 1), (0, 2))
     ]
     for run in made:
         predict_all(run, {"ptb-xl": {"validation": 80}}, skill=1.0)
