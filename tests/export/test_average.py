@@ -30,14 +30,16 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.export.averaged_runs import fold_runs
+from benchmd_ray.export.averaged_runs import exported_runs, fold_runs
 from benchmd_ray.files.atomic import sha256
 from benchmd_ray.files.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.runs.places import store_folder
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.imported import trained_of
+from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.training.applied import SignalClassifier
 from benchmd_ray.training.weights import export_model, load_classifier
 from benchmd_ray.tuning.trial import seed_of
@@ -152,9 +154,9 @@ def test_an_encoder_that_all_members_have_is_stored_once(tmp_path, equal):
     about = {"encoder_seed": 5, "statistics": statistics}
     runs = [trained(tmp_path / "runs", FILMS, number, **about) for number in range(3)]
     out = benchmd_ray.export_model(runs, tmp_path / "model")
-    names = load_file(out / "model.safetensors").keys()
-    assert {name.split(".")[0] for name in names} == {"encoder", "members"}
-    assert sorted(n for n in names if n.startswith("members.")) == sorted(
+    stored = load_file(out / "model.safetensors").keys()
+    assert {name.split(".")[0] for name in stored} == {"encoder", "members"}
+    assert sorted(n for n in stored if n.startswith("members.")) == sorted(
         f"members.{number}.head.{part}" for number in range(3) for part in ("weight", "bias")
     )
     model, passes = benchmd_ray.classifier(out), []
@@ -350,34 +352,52 @@ def test_the_description_states_what_members_share_and_where_they_differ(scored)
     ]
 
 
+SOURCE = {
+    **{"modality": "ecg", "source": "ptb-xl", "policy": "clean", "inner": "b"},
+    **{"records": {"train": 3, "validation": 1}, "patients": {"train": 3, "validation": 1}},
+    "catalog": "digest of ptb-xl",
+}
+RATE = {"transfer": {"optimiser": {"lr": 0.5}}}
+
+
+def folds_of(store, count, **changes):
+    return [make_transfer(store, changes=changes, fold=number) for number in range(count)]
+
+
+def searched(store, stem, start, best, **source):
+    """A search that chose a trial."""
+    about = {"start": start.settings, "sources": [{**SOURCE, **source}], "technique": "scratch"}
+    return make_search(store, search_name(f"tune-{stem}"), result={"best": best}, **about)
+
+
+def names(runs):
+    return [run.folder.name for run in runs]
+
+
 def test_a_search_names_the_fold_runs_that_it_delivers(tmp_path):
-    store = tmp_path / "runs"
-    tuned, kept = search_name("tuned"), search_name("kept")
-    rate = {"transfer": {"optimiser": {"lr": 0.5}}}
-
-    def folds(count, **changes):
-        return [make_transfer(store, changes=changes, fold=number) for number in range(count)]
-
-    start, chosen = folds(3), folds(4, tuned=tuned, **rate)
-    folds(2, **rate)  # of neither
-    make_transfer(store, seed=99, changes={"tuned": tuned, **rate})  # on all labels
-    about = {
-        **{"modality": "ecg", "source": "ptb-xl", "policy": "clean", "inner": "b"},
-        **{"records": {"train": 3, "validation": 1}, "patients": {"train": 3, "validation": 1}},
-        "catalog": "digest of ptb-xl",
-    }
-    more = {"technique": "scratch", "start": start[0].settings, "sources": [about]}
-    folders = [
-        make_search(store, name, result={"best": best}, **more)
-        for name, best in ((tuned, 3), (kept, 0))
-    ]
-    assert [run.folder.name for run in fold_runs(folders[0])] == [r.folder.name for r in chosen]
-    assert [run.folder.name for run in fold_runs(folders[1])] == [r.folder.name for r in start]
-    elsewhere = [{**about, "catalog": "another"}]
-    lost = make_search(store, search_name("l"), result={"best": 0}, **more | {"sources": elsewhere})
-    other = make_search(store, search_name("other"), technique="scratch", result={"best": 3})
-    for folder in (lost, other):
-        with pytest.raises(
-            BenchmdError, match=r"no finished fold run of .*: run its `benchmd tune"
-        ):
+    store, tuned = tmp_path / "runs", search_name("tune-a")
+    start, chosen = folds_of(store, 3), folds_of(store, 4, tuned=tuned, **RATE)
+    folds_of(store, 2, **RATE)  # of neither
+    make_transfer(store, seed=99, changes={"tuned": tuned, **RATE})  # on all labels
+    assert names(fold_runs(searched(store, "a", start[0], 3))) == names(chosen)
+    assert names(fold_runs(searched(store, "b", start[0], 0))) == names(start)
+    for folder in (
+        searched(store, "c", start[0], 0, catalog="another"),
+        searched(store, "d", start[0], 3),
+    ):
+        with pytest.raises(BenchmdError, match=r"no finished fold run of tune-.*: run its"):
             benchmd_ray.export_model(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("on_s3", [False, True])
+def test_a_search_is_named_by_its_folder_or_address(tmp_path, monkeypatch, s3, on_s3):
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "cache"))
+    store = tmp_path / "runs"
+    start = folds_of(store, 3)
+    search = searched(store, "a", start[0], 0)
+    if on_s3:
+        bucket = open_bucket(f"{s3}/study")
+        for path in store.rglob("*.*"):
+            bucket.write(path.relative_to(store).as_posix(), path.read_bytes())
+        search = store_folder(f"{s3}/study/searches/{search.name}")
+    assert names(exported_runs([search])) == names(start)
