@@ -568,8 +568,8 @@ def make_search(
         "determinants": SOUGHT,
         **about,
     }
-    lenders = {name for tried in plan["determinants"]["portfolio"] for name in tried["datasets"]}
-    plan = {"lenders": dict.fromkeys(lenders, ""), **plan}
+    names = [name for tried in plan["determinants"]["portfolio"] for name in tried["datasets"]]
+    plan = {"lenders": {name: "" for name in names if isinstance(name, str)}, **plan}
     plan["sources"] = [{"sketch": "", **source} for source in plan["sources"]]
     write_hashed_json(folder / "search.json", plan)
     first = name_of_family(plan["families"][0]["technique"], plan["families"][0]["setting"])

@@ -9,7 +9,8 @@ from typing import Any
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.protocols import pretraining_of, searches_behind
-from benchmd_ray.runs.files import SEARCH
+from benchmd_ray.runs.files import SEARCH, SEARCHES
+from benchmd_ray.runs.places import backing_of
 from benchmd_ray.runs.store import Run, read_run, read_stores, shown
 from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.ssl.brought import technique_label
@@ -35,9 +36,10 @@ def exported_runs(places: Sequence[Path | Run]) -> list[Run]:
     for place in places:
         if isinstance(place, Run):
             runs.append(place)
-        else:
-            is_search = (place / SEARCH).is_file()
-            runs += fold_runs(place) if is_search else [read_run(place)]
+            continue
+        if place.parent.name == SEARCHES:  # of a store that may be on S3
+            backing_of(place.parent.parent).refresh_store()
+        runs += fold_runs(place) if (place / SEARCH).is_file() else [read_run(place)]
     return runs
 
 

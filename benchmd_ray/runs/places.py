@@ -12,6 +12,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import cache_folder
 from benchmd_ray.files.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.runs.backing import Backing
+from benchmd_ray.runs.files import SEARCHES
 from benchmd_ray.storage.address import SCHEME, local_name, normal
 from benchmd_ray.storage.location import Address, Location
 
@@ -22,7 +23,7 @@ RUN_NAME = re.compile(r".+-[0-9a-f]{12}")
 
 
 def store_folder(text: str) -> Path:
-    """The folder of a store or a run: the path itself, or the mirror of ``s3://bucket/prefix``.
+    """The folder of a store, run or search: the path, or the mirror of ``s3://bucket/prefix``.
 
     The bucket is not accessed.
     """
@@ -31,6 +32,9 @@ def store_folder(text: str) -> Path:
     address = normal(text)
     parent, _, last = address.rpartition("/")
     if RUN_NAME.fullmatch(last) and parent != SCHEME.rstrip("/"):
+        store, _, above = parent.rpartition("/")
+        if above == SEARCHES and last.startswith("tune-") and store != SCHEME.rstrip("/"):
+            return store_folder(store) / SEARCHES / last
         return store_folder(parent) / last
     folder = (cache_folder() / "stores" / local_name(address)).resolve()
     if not (folder / MARKER).is_file():

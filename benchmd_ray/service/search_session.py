@@ -135,10 +135,11 @@ class Searched:
             ]
         evaluations = count_of(len(best.evaluations), "evaluation")
         if best.number == START:
+            margin = " by more than one standard error" * self.plan.method.cautious
             return [
                 *lines,
                 f"    it keeps the start ({start.family}), {name} {start.score:.4f} over "
-                f"{evaluations}: no trial with as many is above it",
+                f"{evaluations}: no trial with as many is above it{margin}",
             ]
         too_high = "" if self.optimism is None else f", by about {self.optimism:.3f}"
         return [

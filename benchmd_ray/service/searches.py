@@ -36,7 +36,7 @@ from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.service.steps import pretrain_step, transfer_step
 from benchmd_ray.settings.definition import EncoderSettings, ExecutionSettings, Settings, as_dict
 from benchmd_ray.ssl import BASELINES, SCRATCH, method_source, technique_named
-from benchmd_ray.ssl.brought import at_hand, own_encoder
+from benchmd_ray.ssl.brought import at_hand, own_encoder, technique_label
 from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
@@ -132,7 +132,7 @@ class SearchPlan:
         """Name of its folder: a readable part and a hash of its determinants."""
         where = "universal" if self.method.universal else self.sources[0].kind.signal.name
         family, *others = self.families
-        what = f"{file_name(family.technique)}-{family.setting}"
+        what = f"{file_name(technique_label(family.technique))}-{family.setting}"
         if others:
             _, _, labels = family.setting.partition("-")
             what = f"{len(self.families)}-families-{labels or 'full'}"
@@ -149,7 +149,7 @@ class SearchPlan:
             "format": FORMAT,
             "families": [
                 {
-                    "technique": family.technique,
+                    "technique": technique_label(family.technique),
                     "setting": family.setting,
                     "space": family.space.as_dict(),
                     "settings": [as_dict(settings) for settings in family.settings],
@@ -184,7 +184,7 @@ def _determinants(family: Family) -> dict[str, Any]:
     starts = [as_dict(settings) for settings in family.settings]
     technique = family.technique
     return {
-        "technique": technique,
+        "technique": technique_label(technique),
         "method_source": None if technique == SCRATCH else method_source(technique),
         "network_source": [network_source(encoder) for encoder in _networks(family)],
         "setting": family.setting,
@@ -309,7 +309,8 @@ def _require_start(tuning: Tuning) -> None:
         if tuning.choice.start and names and only not in (None, *names):
             raise BenchmdError(
                 f"{tuning.choice.start} of {tuning.choice.bench} is for the {option} {only}, and "
-                f"only {', '.join(names)} would be searched: add --{option} {only}, or omit --start."
+                f"only {', '.join(names)} would be searched: add --{option} {only}, or omit "
+                "--start."
             )
 
 

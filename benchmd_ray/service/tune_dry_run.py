@@ -117,7 +117,7 @@ def _pretrains(family: Family) -> bool:
 
 def _estimate(search: _Search, store: Path) -> DryRun:
     plan, place = search.plan, search.place
-    searching, worked, evaluations = _search_seconds(search)
+    searching, worked, count = _search_seconds(search)
     after, after_hours = _after(search)
     device = "GPU" if place.gpus else "CPU"
     takes = []
@@ -130,10 +130,18 @@ def _estimate(search: _Search, store: Path) -> DryRun:
     of_starts = "; ".join(
         f"{name} {duration(seconds)}" for name, seconds in search.evaluation.items()
     )
-    takes.append(f"An evaluation of a family's start takes about: {of_starts}{evaluations}.")
+    takes.append(f"An evaluation of a family's start takes about: {of_starts}.")
+    evaluations = ""
+    if count:
+        evaluations = (
+            f" with at most {count_of(count, 'evaluation')}; less where trials are stopped early "
+            "or reuse features, more where longer trainings are chosen"
+        )
+    takes.append(f"The search takes about {duration(searching)}{evaluations}.")
+    single = ", and the models on all labels" * search.tuning.single
     takes.append(
         "Afterwards, five to ten fold models of start and choice, most of them kept from the "
-        f"search: about {duration(after)} to train the others and to score all."
+        f"search: about {duration(after)} to train the others{single} and to score all."
     )
     most = search.tuning.budget.until
     disk = _inner_bytes(plan) * most
@@ -251,20 +259,15 @@ def _space(family: Family) -> pd.DataFrame:
     return frame if frame["only when"].any() else frame.drop(columns="only when")
 
 
-def _search_seconds(search: _Search) -> tuple[float, float, str]:
-    """Wall-clock seconds, device seconds of trials, and the number of evaluations in words."""
+def _search_seconds(search: _Search) -> tuple[float, float, int | None]:
+    """Wall-clock seconds, device seconds, and the most evaluations if they are limited."""
     budget, place = search.tuning.budget, search.place
     shared = sum(search.shared.values())
     mean = sum(search.evaluation.values()) / len(search.evaluation)
-    limits, words = [], ""
-    count = budget.evaluations
+    limits, count = [], budget.evaluations
     if budget.trials and not (budget.hours or budget.device_hours or count):
         count = expected_evaluations(budget.trials, budget.until)
     if count:
-        words = (
-            f"; at most {count_of(count, 'evaluation')}; less where trials are stopped early or "
-            "reuse features, more where longer trainings are chosen"
-        )
         limits.append(mean * -(-count // place.at_once))
     if budget.hours:
         limits.append(3600 * budget.hours)
@@ -272,19 +275,21 @@ def _search_seconds(search: _Search) -> tuple[float, float, str]:
         limits.append(3600 * budget.device_hours / (place.devices * place.at_once))
     seconds = min(limits)
     worked = mean * count if count and seconds == limits[0] else seconds * place.at_once
-    return shared + seconds, shared + worked, words
+    return shared + seconds, shared + worked, count
 
 
 def _after(search: _Search) -> tuple[float, float]:
-    """Wall-clock seconds and device hours of the fold models of start and choice.
+    """Wall-clock seconds and device hours of the runs of start and choice.
 
-    One of each is trained again, and all are scored.
+    One fold model of each is trained again, and all are scored; the choice is assumed to be of the
+    cheapest other family. With ``single``, they are also trained on all labels with each seed.
     """
     items: list[Item] = []
-    for family in search.plan.families[:2]:
+    on_all_labels = len(search.tuning.choice.seeds) if search.tuning.single else 0
+    for family in (search.plan.families * 2)[:2]:
         runs = [i for i in search.runs[family.name].items if i.name not in search.shared]
         scoring = [i for i in runs if not i.step.makes_run]
-        items += [*runs, *(scoring * (FOLDS - 1))]
+        items += [*(runs * (1 + on_all_labels)), *(scoring * (FOLDS - 1))]
     named = [replace(item, name=f"{n}", after=None) for n, item in enumerate(items)]
     busy = sum(item.seconds * (item.gpus or item.cpus) for item in named)
     return simulate(named, search.resources).seconds, busy / 3600

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmd_ray.settings.definition import Settings
+from benchmd_ray.ssl.brought import technique_label
 from benchmd_ray.tuning.spaces import Space
 
 FAMILY = "family"
@@ -31,7 +32,7 @@ class Family:
     @property
     def name(self) -> str:
         """``mae linear``, ``scratch finetune``: unique within a search."""
-        return name_of_family(self.technique, self.setting)
+        return name_of_family(technique_label(self.technique), self.setting)
 
 
 def name_of_family(technique: str, setting: str) -> str:

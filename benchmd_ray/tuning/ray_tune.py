@@ -6,6 +6,7 @@ for now, jobs of a killed session, and a whole GPU for a job whose share was too
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -21,6 +22,13 @@ from benchmd_ray.tuning.limits import RESTARTS, Ended, Limits
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial import Catalogs
 from benchmd_ray.tuning.trial_files import job_name
+
+LOST_NODES = 20
+"""Lost nodes of a trial that do not count: with more, it may be the reason."""
+GONE = re.compile(
+    "node (has died|was terminated|died|went away)|NodeDied|unavailable", re.IGNORECASE
+)
+"""Ray's words for a process that was lost with its node or cannot be reached."""
 
 
 class _NotKept:
@@ -133,24 +141,25 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         limits, study, (number, evaluation) = self._limits, self._limits.study, _key(trial)
         last = dict(trial.run_metadata.last_result or {})
         raised = last["failed"].rstrip(".") if last.get("lost") else ""
+        by_node = bool(GONE.search(str(trial.get_pickled_error())))
+        reason = raised or f"its {'node' if by_node else 'process'} was lost"
         with _noted(limits):
-            limits.lost(number, raised or "its process was lost")
+            limits.lost(number, reason)
             study.worked(number, evaluation, float(last.get("seconds", 0.0)))
             limits.draining |= limits.place.workers > 1
-            if trial.should_recover() or not study.is_missing(number, evaluation):
+            if not study.is_missing(number, evaluation):  # another evaluation failed meanwhile
                 return
-            if limits.draining and study.crashed(number) <= RESTARTS:
+            if by_node and study.crashed(number) <= LOST_NODES:
+                trial.run_metadata.num_failures -= 1  # as Ray Tune does for preempted nodes
+            if trial.should_recover() or (limits.draining and study.crashed(number) <= RESTARTS):
                 return
-            if raised:
+            if raised or number == START:  # without a start there is no search
                 limits.trouble = Transient(
-                    f"trial {number} could not run: {raised}. When that is fixed, run the same "
+                    f"trial {number} could not run: {reason}. When that is fixed, run the same "
                     "command again: it resumes with this trial."
                 )
                 return
-            reason, seconds = (
-                "its process was lost again and again",
-                study.job(number, evaluation).seconds,
-            )
+            seconds, reason = study.job(number, evaluation).seconds, f"{reason} again and again"
             study.ended(number, evaluation, seconds=seconds, reason=reason)
             self._finish(trial)
 

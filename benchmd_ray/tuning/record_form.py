@@ -118,8 +118,9 @@ class PlanForm(TypedDict):
     cautious: bool
     seed: Annotated[int, Field(gt=-(2**63), lt=2**63)]
     device: Name
-    lenders: dict[Name, Sketch]
     determinants: SearchDeterminants
+    lenders: dict[Name, Sketch]
+    """Sketches of the datasets of the portfolio's settings."""
 
 
 class ResultForm(TypedDict):

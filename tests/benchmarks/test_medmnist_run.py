@@ -24,14 +24,11 @@ from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan
-from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import Tuning, planned_searches
-from benchmd_ray.service.tune_and_train import retraining_plan
+from benchmd_ray.service.tune_and_train import candidate_plan
 from benchmd_ray.settings.definition import ENCODERS, Settings, default_settings, updated
 from benchmd_ray.tuning import stages
-from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.trial import run_trial
-from benchmd_ray.tuning.written import SearchOutcome
 
 SMALL = updated(
     Settings(encoder=ENCODERS["tiny"]),
@@ -164,22 +161,23 @@ def test_a_baseline_that_is_none_or_with_other_choices_is_refused(catalogs):
     with pytest.raises(BenchmdError, match="linear was chosen: omit --setting"):
         Choice(catalogs=folders, bench="medmnist", start="resnet18", settings=("linear",))
     chosen = Choice(catalogs=folders, bench="medmnist", start="resnet18")
-    with pytest.raises(BenchmdError, match="finetune-small was chosen: omit --setting"):
-        Tuning(chosen, searched=("finetune-full", "finetune-small"))  # before hours of trials
+    for searched in (("finetune-full", "finetune-small"), ("finetune-small",)):
+        with pytest.raises(BenchmdError, match=r"cannot compare|only finetune-small would be"):
+            planned_searches(Tuning(chosen, searched=searched), gpu=False)
 
 
 def test_the_winner_of_a_search_from_a_baseline_is_trained_without_its_recipe(catalogs, tmp_path):
     choice = Choice(catalogs=(catalogs["breastmnist"].path,), bench="medmnist", start="resnet18")
-    tuning = Tuning(choice, choice.settings)
+    tuning = Tuning(choice, ("scratch",), choice.settings)
     (plan,) = planned_searches(tuning, gpu=False)
+    (family,) = plan.families
     changes = {"tuned": "it", "transfer": {"epochs": 30}}  # else fixed: transformer
-    about = {"scores": {}, "evaluations": (), "fresh": (), "curve": ()}
-    times = {"seconds": 1.0, "device_hours": 0.1, "started": "", "finished": ""}
-    best = Trial(3, "complete", {}, 0.9, 0.01, tested=0, reason="", **about, **times)
-    found = Searched(plan, tmp_path, (), SearchOutcome(best, None), changes, 0.1, "CPU")
-    start, tuned = retraining_plan(tuning, [found], tmp_path, device="cpu", tflops=1.0).items
+    start, tuned = (
+        candidate_plan(tuning, plan, family, changed, None, tmp_path, tflops=1.0).items[0]
+        for changed in ({}, changes)
+    )
     assert start.settings.encoder.network == "resnet18"
-    assert start.settings.transfer == plan.starts[0].transfer
+    assert start.settings.transfer == family.settings[0].transfer
     assert tuned.settings.tuned == "it"
     fixed = default_settings(catalogs["breastmnist"].card.modality)
     changed = {"transfer": {"mode": "finetune", "epochs": 30}}

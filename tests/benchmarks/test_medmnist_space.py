@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
-from benchmd_ray.console.progress import Display
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.networks import NETWORK
@@ -23,10 +22,10 @@ from benchmd_ray.settings.definition import (
     load_settings,
     updated,
 )
-from benchmd_ray.tuning.limits import Budget, Limits, Place
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.spaces import applied, starting_at
-from benchmd_ray.tuning.stages import Arm, Transfer, TrialContext
+from benchmd_ray.tuning.stages import Arm, FamilyWork, Transfer, TrialContext
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.written import write_result
 
@@ -146,19 +145,18 @@ def test_the_best_settings_load_as_they_were_whatever_the_network(start, winner,
         )
     settings = updated(settings, {"transfer": {"mode": "finetune"}})
     space = starting_at(space_of(*SEARCH, kind_of("breastmnist")), settings)
-    study = Study(
-        tmp_path / "study.log", space, Method(sampler="random", stopping="none", choosing="highest")
-    )
+    family = Family(*SEARCH, space, (settings,))
+    study = Study(tmp_path / "study.log", [family], Method(sampler="random"))
     best = None
     while best is None:
         proposal = study.propose()
         won = proposal.number > 0 and proposal.values[ALL] == winner
         study.evaluated(proposal.number, 0, {kind.name: 0.75 if won else 0.5}, 1.0)
         best = proposal.values if won else None
-    arm = Arm(kind.name, {0: tmp_path}, settings)
-    work = TrialContext("scratch", Transfer(), (arm,), tmp_path, ())
-    limits = Limits(study, Budget(), Place(1.0, 0.0, 1), lambda: False, Display())
-    write_result(tmp_path, limits, work, [base], {"seconds": 1.0, "shared_seconds": 0.0})
+    trained = FamilyWork("scratch", Transfer(), (Arm(kind.name, settings),), ())
+    work = TrialContext({family.name: trained}, tmp_path)
+    spent = {"seconds": 1.0, "shared_seconds": 0.0}
+    write_result(tmp_path, study, work, {family.name: [base]}, spent)
     expected = applied(settings, best)
     found = load_settings(tmp_path / BEST, base=base)
     assert found.encoder == expected.encoder

@@ -52,7 +52,6 @@ from benchmd_ray.service.scored import is_scored
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.settings.definition import updated
 from benchmd_ray.training.segmented import BASELINE, COLUMNS, fault, mask_folder
-from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.stages import Arm, FamilyWork, Transfer, TrialContext
 from benchmd_ray.tuning.trial import run_trial
 
@@ -452,21 +451,19 @@ def test_differences_are_those_of_the_same_cases():
 # Searches ----------------------------------------------------------------------------------------
 
 
-def planned(catalog, **changes):
+def planned(catalog):
     choice = Choice(
         (catalog.path,),
-        techniques=("scratch",),
         bench="touchstone",
         assignments=("encoder.options.width=0", "execution.device=cpu"),
     )
-    few = Method(choosing="highest")  # too few patients for another choice
-    tuning = Tuning(choice, searched=("finetune-full",), method=few, **changes)
-    return planned_searches(tuning, gpu=False)
+    return planned_searches(Tuning(choice, ("scratch",), ("finetune-full",)), gpu=False)
 
 
 def test_a_search_varies_rate_width_patch_and_decay(catalog):
     (search,) = planned(catalog)
-    names = {parameter.name: parameter for parameter in search.space.parameters}
+    (family,) = search.families
+    names = {parameter.name: parameter for parameter in family.space.parameters}
     assert {
         "transfer.optimiser.lr",
         "transfer.optimiser.weight_decay",

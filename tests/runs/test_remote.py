@@ -128,6 +128,8 @@ def test_an_address_names_the_same_folder_however_it_is_written(machine):
     run = store_folder("s3://benchmd-test/study/one/pretrain-ecg-mae-0123456789ab")
     assert run == store / "pretrain-ecg-mae-0123456789ab"
     assert shown(run) == "s3://benchmd-test/study/one/pretrain-ecg-mae-0123456789ab"
+    search = store_folder("s3://benchmd-test/study/one/searches/tune-ecg-mae-0123456789ab")
+    assert search == store / "searches" / "tune-ecg-mae-0123456789ab"
     assert store_folder("runs/here") == Path("runs/here")
     assert shown(Path("runs/here")) == "runs/here"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from benchmd_ray.service.execute import evaluate_run, transfer_run, transfer_set
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.settings.definition import updated
+from benchmd_ray.ssl.brought import own_encoder
 from benchmd_ray.training.weights import load_encoder
 
 MODULE = """
@@ -156,7 +158,14 @@ def test_nearest_neighbours_of_one_encoder_are_one_run_of_all_seeds(source, fold
     assert run(few).folder != run(few, {"seed": 1}).folder
 
 
-def test_nothing_of_them_is_searched(source, folder):
-    tuning = Tuning(Choice((source,), techniques=(f"hf:{folder}",)), searched=("linear",))
-    with pytest.raises(BenchmdError, match="external encoder, for which nothing can be searched"):
-        planned_searches(tuning, gpu=False)
+def test_their_heads_and_fine_tuning_are_searched(source, folder):
+    technique = f"hf:{folder}"
+    (plan,) = planned_searches(Tuning(Choice((source,)), (technique,)), gpu=False)
+    assert {family.setting for family in plan.families} == {"linear", "knn", "finetune-full"}
+    for family in plan.families:
+        assert family.settings[0].encoder == own_encoder(technique)
+        assert not [name for name in family.space.start if name.startswith("encoder.network")]
+    assert {family.name.partition(" ")[0] for family in plan.families} == {f"hf:{folder.name}"}
+    assert str(folder.parent) not in plan.name + json.dumps(plan.determinants)
+    with pytest.raises(BenchmdError, match="trains nothing in pretraining"):
+        planned_searches(Tuning(Choice((source,)), (technique,), ("pretrain",)), gpu=False)

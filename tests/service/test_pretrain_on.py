@@ -374,24 +374,26 @@ def test_a_plan_is_executed_and_found_again(paths, upstream, store, ray_cluster)
 def test_a_search_is_named_by_what_it_is_pretrained_on(paths):
     assigned = ("execution.device=cpu",)
     made = [
-        planned_searches(Tuning(each, searched=("linear",)), gpu=False)[0].name
-        for each in (
-            choice(paths, techniques=("mae",), settings=(), assignments=assigned),
-            choice(
-                paths, "georgia", "cpsc", techniques=("mae",), settings=(), assignments=assigned
+        planned_searches(
+            Tuning(
+                choice(paths, *others, techniques=(), settings=(), assignments=assigned),
+                ("mae",),
+                ("linear",),
             ),
-            choice(
-                paths, "cpsc", "georgia", techniques=("mae",), settings=(), assignments=assigned
-            ),
-        )
+            gpu=False,
+        )[0].name
+        for others in ((), ("georgia", "cpsc"), ("cpsc", "georgia"))
     ]
     assert made[1] == made[2] != made[0]
-    searched = choice(paths, "georgia", "cpsc", techniques=("mae",), settings=())
-    tuning = Tuning(replace(searched, overrides=({"execution": {"device": "cpu"}},)))
+    searched = choice(paths, "georgia", "cpsc", techniques=(), settings=())
+    overrides = ({"execution": {"device": "cpu"}},)
+    tuning = Tuning(replace(searched, overrides=overrides), ("mae",))
     (estimate,) = estimate_searches([tuning], paths["cpsc"], Resources(2, 0), tflops=1.0)
-    assert any("Shared by all trials" in line for line in estimate.takes)
+    assert any("Shared by trials and the runs after them: 1" in text for text in estimate.takes)
     searched = Tuning(
-        choice(paths, "cpsc", techniques=("mae",), assignments=assigned), searched=("pretrain",)
+        choice(paths, "cpsc", techniques=(), settings=(), assignments=assigned),
+        ("mae",),
+        ("pretrain",),
     )
     with pytest.raises(BenchmdError, match="a search of pretrain trains on folds of its source"):
         planned_searches(searched, gpu=False)

@@ -39,8 +39,8 @@ class Nodes:
 def plan(write_manifest):
     def make(*assignments):
         chosen = (*CHOSEN, *assignments)
-        choice = Choice((write_manifest("ptb-xl"),), techniques=("mae",), assignments=chosen)
-        return planned_searches(Tuning(choice, ("finetune-full",)), gpu=True)[0]
+        choice = Choice((write_manifest("ptb-xl"),), assignments=chosen)
+        return planned_searches(Tuning(choice, ("mae",), ("finetune-full",)), gpu=True)[0]
 
     return make
 

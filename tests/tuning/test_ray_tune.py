@@ -5,6 +5,7 @@ import pickle
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
@@ -14,8 +15,8 @@ from benchmd_ray.settings.definition import Settings
 from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.ray_tune import Jobs, Judge, Watch
-from benchmd_ray.tuning.search import RESTARTS, _after_crash, is_of_trial, trial_loop
+from benchmd_ray.tuning.ray_tune import LOST_NODES, RESTARTS, Jobs, Judge, Watch
+from benchmd_ray.tuning.search import _after_crash, is_of_trial, trial_loop
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.study import Study
@@ -81,8 +82,9 @@ def finish(judge, trial, score=0.75, **values):
     return decision
 
 
-def lose(judge, trial, **last):
+def lose(judge, trial, *, error=None, **last):
     """Lose a job's process, as Ray Tune restarts it or, after too many losses, does not."""
+    trial.get_pickled_error = lambda: error
     trial.set_status("RUNNING")
     trial.run_metadata.last_result = last or trial.run_metadata.last_result
     trial.run_metadata.num_failures += 1
@@ -218,12 +220,38 @@ def test_ray_tune_restarts_a_job_whose_process_was_lost(limits, judge, begin, en
 
 
 def test_a_process_that_is_lost_again_and_again_fails_its_trial(limits, judge, begin, ended):
+    begin()
     trial = begin()
     assert [lose(judge, trial, seconds=100.0 * n) for n in range(1, 5)] == [True] * 3 + [False]
-    (failed,) = limits.study.trials()
-    assert (failed.state, failed.seconds, ended) == ("failed", 400.0, [0])
+    _, failed = limits.study.trials()
+    assert (failed.state, failed.seconds, ended) == ("failed", 400.0, [1])
     assert failed.reason == "its process was lost again and again"
-    assert limits.running == set()
+    assert limits.running == {(0, 0)}
+
+
+def test_a_start_that_is_lost_again_and_again_ends_the_search_and_has_not_failed(
+    limits, judge, begin
+):
+    """With a failed start nothing could be compared, whatever the next session finds."""
+    trial = begin()
+    assert [lose(judge, trial) for _ in range(4)] == [True] * 3 + [False]
+    assert limits.study.trials()[0].state == "unfinished"
+    with pytest.raises(Transient, match="trial 0 could not run: its process was lost"):
+        raise limits.trouble
+
+
+def test_lost_nodes_are_hardly_counted(limits, judge, begin, ended):
+    error = RayActorError(error_msg="The actor died because its node has died. Node Id: 1f")
+    reasons = []
+    limits.lost = lambda number, reason: reasons.append(reason)
+    begin()
+    trial = begin()
+    assert [lose(judge, trial, error=error) for _ in range(LOST_NODES)] == [True] * LOST_NODES
+    assert reasons == ["its node was lost"] * LOST_NODES
+    lost = [lose(judge, trial, error=error) for _ in range(RESTARTS + 1)]
+    assert lost == [True] * RESTARTS + [False]
+    failed = limits.study.trials()[1]
+    assert (failed.reason, ended) == ("its node was lost again and again", [1])
 
 
 def test_trouble_around_a_trial_is_tried_again_and_is_no_failure_of_it(limits, judge, begin, ended):
@@ -263,15 +291,15 @@ def test_a_lost_job_of_a_trial_that_failed_meanwhile_does_not_come_again(limits,
 
 def test_workers_of_a_lost_process_are_freed_when_nothing_works(limits, judge, begin):
     limits.place = Place(4.0, 0.0, 2, workers=2)
-    first, second = begin(), begin()
-    for trial in (first, second):
+    start, second = begin(), begin()
+    for trial in (start, second):
         trial.max_failures = 0  # as nothing may start before workers are freed
-    lose(judge, first)
+    lose(judge, second)
     judge.choose_trial_to_run(CONTROLLER)
     assert begin() is None
-    finish(judge, second)
+    finish(judge, start)
     assert begin() == Searcher.FINISHED
-    assert [job.number for job in limits.study.unfinished()] == [0]
+    assert [job.number for job in limits.study.unfinished()] == [1]
     states = []
     for _ in range(RESTARTS):
         limits.draining = False  # a new Ray Tune
@@ -279,7 +307,7 @@ def test_workers_of_a_lost_process_are_freed_when_nothing_works(limits, judge, b
         again.max_failures = 0
         lose(judge, again)
         judge.choose_trial_to_run(CONTROLLER)
-        states.append(limits.study.trials()[0].state)
+        states.append(limits.study.trials()[1].state)
     assert states == ["unfinished", "unfinished", "failed"]
 
 
