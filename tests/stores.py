@@ -609,5 +609,5 @@ def _outcome(
             }
             for family in families
         },
-        "settings": [],
+        "settings": list(families[0]["settings"]),
     }

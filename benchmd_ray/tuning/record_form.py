@@ -235,13 +235,18 @@ def _values_fault(rows: pa.Table, space: Mapping[str, Mapping[str, Any]]) -> str
     return ""
 
 
-def result_fault(result: Mapping[str, Any], scored: Collection[int]) -> str:
+def result_fault(result: Mapping[str, Any], scored: Collection[int], sources: int) -> str:
     """What is invalid in ``result.json``; empty if nothing.
 
-    ``scored`` has the numbers of the trials that have a score.
+    Args:
+        result: A JSON object.
+        scored: Numbers of the trials that have a score.
+        sources: Number of the search's sources.
     """
     if fault := form_fault(ResultForm, result):
         return fault
     if result["best"] not in scored:
         return f"it names trial {result['best']}, which has no score"
+    if len(result["settings"]) != sources:
+        return f"it has {len(result['settings'])} settings, expected one for each source: {sources}"
     return ""

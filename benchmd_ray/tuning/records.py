@@ -304,7 +304,7 @@ def read_search(folder: Path) -> SearchRecord:
         for family in plan["families"]
     )
     trials = _read_trials(folder / TRIALS, families, modalities)
-    result = _read_result(folder / RESULT, trials)
+    result = _read_result(folder / RESULT, trials, len(plan["sources"]))
     named = {name: plan[name] for name in ("metric", "sampler", "cautious", "seed", "device")}
     return SearchRecord(
         folder=folder,
@@ -372,12 +372,12 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     return ordered.reset_index(drop=True)
 
 
-def _read_result(path: Path, trials: pd.DataFrame) -> Mapping[str, Any] | None:
+def _read_result(path: Path, trials: pd.DataFrame, sources: int) -> Mapping[str, Any] | None:
     if not path.is_file():
         return None
     remedy = _remedy(path.parent)
     result = read_hashed_json(path, remedy, of=path.parent)
-    if fault := result_fault(result, set(trials.loc[trials["value"].notna(), "number"])):
+    if fault := result_fault(result, set(trials.loc[trials["value"].notna(), "number"]), sources):
         raise Damaged(path, fault, remedy)
     return result
 

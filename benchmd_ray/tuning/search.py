@@ -21,7 +21,7 @@ from benchmd_ray.cluster.connection import free_reserved
 from benchmd_ray.cluster.gpu_memory import is_exhausted, take_share
 from benchmd_ray.errors import DiskFull, Transient
 from benchmd_ray.files.atomic import is_disk_full, remove
-from benchmd_ray.tuning.limits import Ended, Limits
+from benchmd_ray.tuning.limits import RESTARTS, Ended, Limits
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial import Catalogs, Reached, out_of_memory, run_trial, why_failed
 from benchmd_ray.tuning.trial_files import leave_only

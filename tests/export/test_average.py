@@ -39,20 +39,19 @@ from benchmd_ray.runs.places import store_folder
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.imported import trained_of
+from benchmd_ray.settings.definition import as_dict, updated
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.training.applied import SignalClassifier
 from benchmd_ray.training.weights import export_model, load_classifier
-from benchmd_ray.tuning.trial import seed_of
 
 FILMS, ECG = dataset_card("nih-cxr-ap"), dataset_card("ptb-xl")
 
 
 def trained(store, card, evaluation, *, encoder_seed=None, statistics=None, **about):
     """A fold run of random weights, finished; each normalises signals in another way."""
-    kind, seed = card.modality, seed_of(0, evaluation)
+    kind = card.modality
     about.setdefault("changes", {"encoder": "tiny"})
-    fold = {"evaluation": evaluation, "inner": f"digest {evaluation}"}
-    run = make_transfer(store, modality=kind, source=card.name, seed=seed, fold=fold, **about)
+    run = make_transfer(store, modality=kind, source=card.name, fold=evaluation, **about)
     torch.manual_seed(evaluation if encoder_seed is None else encoder_seed)
     size = run.settings.encoder
     encoder = make_encoder(kind.signal, size)
@@ -365,9 +364,11 @@ def folds_of(store, count, **changes):
 
 
 def searched(store, stem, start, best, **source):
-    """A search that chose a trial."""
+    """A search that chose its start, or a trial with `RATE` and other settings like the first."""
     about = {"start": start.settings, "sources": [{**SOURCE, **source}], "technique": "scratch"}
-    return make_search(store, search_name(f"tune-{stem}"), result={"best": best}, **about)
+    settings = updated(start.settings, RATE) if best else start.settings
+    result = {"best": best, "settings": [as_dict(settings)]}
+    return make_search(store, search_name(f"tune-{stem}"), result=result, **about)
 
 
 def names(runs):
@@ -378,6 +379,8 @@ def test_a_search_names_the_fold_runs_that_it_delivers(tmp_path):
     store, tuned = tmp_path / "runs", search_name("tune-a")
     start, chosen = folds_of(store, 3), folds_of(store, 4, tuned=tuned, **RATE)
     folds_of(store, 2, **RATE)  # of neither
+    before = {"transfer": {"optimiser": {"lr": 0.25}}}
+    folds_of(store, 2, tuned=tuned, **before)  # chosen before the search was extended
     make_transfer(store, seed=99, changes={"tuned": tuned, **RATE})  # on all labels
     assert names(fold_runs(searched(store, "a", start[0], 3))) == names(chosen)
     assert names(fold_runs(searched(store, "b", start[0], 0))) == names(start)
