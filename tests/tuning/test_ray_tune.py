@@ -440,7 +440,7 @@ def test_jobs_follow_the_room_that_there_is(limits, judge, begin):
 
 def test_no_room_for_too_long_ends_a_search(limits):
     def room(wanted):
-        raise NoRoom("no trial can run")
+        raise NoRoom("nothing can run")
 
     limits.room = room
     assert Watch(limits).stop_all()
