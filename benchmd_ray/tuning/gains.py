@@ -148,8 +148,9 @@ class _Model:
         mean.
         """
         points = [self._start, *map(self._point, settings)]
-        start, *scores = self._forest.predict(points)
-        return np.array(scores) - start
+        scores: np.ndarray = self._forest.predict(points)
+        gains: np.ndarray = scores[1:] - scores[0]
+        return gains
 
     def _point(self, values: Mapping[Any, Any]) -> list[float]:
         """Settings as numbers: a range as 0 to 1, a choice as indicators."""
