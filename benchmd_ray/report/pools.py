@@ -148,7 +148,7 @@ def pools(results: Sequence[Scored], names: Mapping[Path, RowName]) -> tuple[lis
 
 
 def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
-    """Members on the same records, each run once, in order of seed."""
+    """Members on the same records, each run once, in order of fold and seed."""
     counts = Counter(member.rows_digest for member in members)
     most = max(counts, key=lambda digest: counts[digest])
     notes, kept = [], {}
@@ -166,9 +166,9 @@ def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
     return list(kept.values()), notes
 
 
-def _order(member: Scored) -> tuple[int, str]:
+def _order(member: Scored) -> tuple[int, int, str]:
     about = member.run.description
-    return about["seed"], str(about.get("upstream"))
+    return about.get("fold", {}).get("evaluation", 0), about["seed"], str(about.get("upstream"))
 
 
 def _seeds(members: Sequence[Scored]) -> tuple[tuple[int, ...], list[str]]:

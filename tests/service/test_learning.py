@@ -20,13 +20,12 @@ from benchmd_ray.service.tune_dry_run import estimate_searches
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.tuning.families import Family
+from benchmd_ray.tuning.gains import _Model, learned
 from benchmd_ray.tuning.portfolio import (
     Candidate,
     Portfolio,
     SearchKind,
-    _Model,
     chosen_settings,
-    learned,
     read_portfolio,
     write_portfolio,
 )
@@ -90,8 +89,9 @@ def test_a_start_that_was_lucky_takes_little_from_what_others_gain(store):
     for trials in (record.trials, record.trials.assign(value=raised)):
         model = _Model.of(replace(record, trials=trials), record.families[0])
         start = {str(name): value for name, value in trials.iloc[0].items()}
-        assert model.gain(start) == 0
-        gained.append(model.gain(start | {LR: 3e-4}))
+        of_start, gain = model.gains([start, start | {LR: 3e-4}])
+        assert of_start == 0
+        gained.append(gain)
     assert gained[0] > 0.02
     assert gained[0] - gained[1] < 0.02
 
@@ -305,7 +305,7 @@ def test_a_search_whose_start_was_tuned_is_not_learned_from(store):
 @pytest.mark.parametrize("name", ["\x1b]0;one", 3, {"a": 1}])
 def test_a_search_that_was_given_what_has_no_plain_name_is_skipped(store, name):
     held = learned_in([store])
-    given = {"portfolio": [{"values": {LR: 0.1}, "datasets": [name]}]}
+    given = {"portfolio": [{"family": "mae linear", "values": {LR: 0.1}, "datasets": [name]}]}
     make_search(store, f"tune-d-{digest(given)[:12]}", determinants=given)
     told = []
     assert learned_in([store], told.append) == held
@@ -327,7 +327,7 @@ def test_a_folder_with_a_name_that_cannot_be_shown_is_skipped(store):
 
 def test_a_search_that_is_too_large_for_a_forest_is_not_learned_from(store, monkeypatch):
     assert learned_in([store]).candidates
-    monkeypatch.setattr("benchmd_ray.tuning.portfolio.MOST_NUMBERS", 24)
+    monkeypatch.setattr("benchmd_ray.tuning.gains.MOST_NUMBERS", 24)
     with pytest.raises(BenchmdError, match="nothing can be learned from 3 searches"):
         learned_in([store])
 
