@@ -143,7 +143,8 @@ def _estimate(search: _Search, store: Path) -> DryRun:
         "Afterwards, five to ten fold models of start and choice, most of them kept from the "
         f"search: about {duration(after)} to train the others{single} and to score all."
     )
-    most = search.tuning.budget.until
+    budget = search.tuning.budget
+    most = max(FOLDS, min(budget.until, budget.evaluations or budget.until))
     disk = _inner_bytes(plan) * most
     if search.has_catalogs:
         takes.append(

@@ -81,6 +81,18 @@ def test_the_first_limit_that_is_reached_gives_the_duration(
     assert f"The search takes about {duration(run.seconds)}" in text
 
 
+def test_disk_is_that_of_the_inner_catalogs_that_may_be_written(write_manifest, estimated):
+    choice = Choice((write_manifest("ptb-xl"),))
+    for budget, most in (
+        (Budget(trials=3), 10),
+        (Budget(trials=None, hours=1.0), 30),
+        (Budget(trials=None, evaluations=12), 12),
+        (Budget(trials=None, evaluations=2), 5),  # of the models that are averaged
+    ):
+        _, text = estimated(Tuning(choice, ("scratch",), budget=budget))
+        assert f"for {most} inner catalogs, each a copy" in text
+
+
 def test_a_shared_pretraining_is_counted_once(write_manifest, estimated):
     choice = Choice((write_manifest("ptb-xl"),))
     runs = {
