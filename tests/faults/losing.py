@@ -1,8 +1,19 @@
-"""What is lost in tests of faults, and what is said of it."""
+"""Commands at work in tests of faults, what they lose, and what is said of it."""
+
+from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 from click.testing import CliRunner
 from json_lines import json_lines
 
@@ -42,3 +53,51 @@ def lose(cluster, node):
     for process in own:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+class Command:
+    """A ``benchmd`` command at work in a process of its own."""
+
+    program: tuple[str, ...] = (sys.executable, "-m", "benchmd_ray.cli")
+
+    def __init__(self, log: Path, *arguments: Any, **environment: str) -> None:
+        self._log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [*self.program, *map(str, arguments)],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """What it printed so far, errors too."""
+        return self._log.read_text("utf-8")
+
+    def wait(self, timeout: float) -> int:
+        """Its exit status."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still at work after {timeout:g} s: {self.output[-3000:]}")
+
+    def until(self, what: str, happened: Callable[[], Any], timeout: float) -> Any:
+        """Wait until something happened, which is returned; the command must be at work so long."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if found := happened():
+                return found
+            if self.process.poll() is not None:
+                pytest.fail(
+                    f"ended ({self.process.returncode}) before {what}: {self.output[-3000:]}"
+                )
+            time.sleep(0.02)
+        pytest.fail(f"no {what} within {timeout:g} s: {self.output[-3000:]}")
+
+    def kill(self) -> None:
+        """End it and what it started at once, as a lost machine would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import searching
-from conftest import Command
-from losing import LONG, freeze, lose
+from losing import LONG, Command, freeze, lose
 
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.storage.bucket import open_bucket
