@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -115,7 +116,7 @@ def _by_family(axes: Axes, record: SearchRecord, done: pd.DataFrame) -> list[Lin
         rows = done[done[FAMILY] == family]
         if rows.empty:
             continue
-        look = {
+        look: dict[str, Any] = {
             "color": OKABE_ITO[place % len(OKABE_ITO)],
             "marker": MARKERS[place % len(MARKERS)],
             "markeredgecolor": "#444444",
@@ -140,7 +141,7 @@ def _by_family(axes: Axes, record: SearchRecord, done: pd.DataFrame) -> list[Lin
 
 def _size(evaluations: int) -> float:
     """Points across a mark."""
-    return 3.0 + 1.5 * evaluations**0.5
+    return 3.0 + 1.5 * math.sqrt(evaluations)
 
 
 def draw_importance(record: SearchRecord) -> Drawn:
