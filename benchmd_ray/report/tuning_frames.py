@@ -40,11 +40,6 @@ class TunedPair:
     record: SearchRecord | None
     """The search; None if it is not in the stores."""
 
-    @property
-    def pools(self) -> tuple[Pool, ...]:
-        """Both pools, or only the tuned one."""
-        return (self.tuned,) if self.start is None else (self.tuned, self.start)
-
 
 SEEN = (
     "A search's own scores are no result: they are on records by which it chose. Rely on the "
@@ -126,7 +121,8 @@ def best_of(record: SearchRecord, family: FamilyRecord) -> pd.Series | None:
     if others.empty:
         return trials.iloc[0] if len(trials) else None
     most = others[others["evaluations"] == others["evaluations"].max()]
-    return most.nlargest(1, "value").iloc[0]
+    best: pd.Series = most.nlargest(1, "value").iloc[0]
+    return best
 
 
 def family_names(record: SearchRecord) -> dict[str, str]:
