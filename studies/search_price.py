@@ -19,7 +19,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from itertools import product
@@ -217,21 +217,21 @@ def main(arguments: list[str] | None = None) -> None:
     asked = options.parse_args(arguments)
     if asked.searches < 2 or min(asked.amount) < 1:
         options.error("at least 2 --searches, and 1 of --amount")
-    families = (ONE, ("better",), ("start", "better"), tuple(FAMILIES)) if asked.families else (ONE,)
+    families = [ONE, ("better",), ("start", "better"), (*FAMILIES,)] if asked.families else [ONE]
     rows = []
     with ProcessPoolExecutor(asked.processes) as pool:
         for settings in product(asked.world, asked.sampler, [asked.budget], asked.amount, families):
             kind = Kind(*settings)
-            outcomes = pool.map(search, [kind] * asked.searches, range(asked.searches))
-            for choice, group in zip(("highest", "cautious"), zip(*outcomes), strict=True):
-                row = asdict(kind) | {"choice": choice} | summary(group)
+            pairs = [*pool.map(search, [kind] * asked.searches, range(asked.searches))]
+            for index, choice in enumerate(("highest", "cautious")):
+                row = asdict(kind) | {"choice": choice} | summary([pair[index] for pair in pairs])
                 print(json.dumps(row), file=sys.stderr, flush=True)
                 rows.append(row)
     json.dump({"benchmark": "search_price", "searches": asked.searches, "rows": rows}, sys.stdout)
     sys.stdout.write("\n")
 
 
-def summary(outcomes: tuple[Outcome, ...]) -> dict[str, float]:
+def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Means over searches, and the standard error of the gain."""
     gains = np.array([outcome.gain for outcome in outcomes])
     table = {

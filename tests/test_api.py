@@ -206,8 +206,8 @@ def test_a_search_and_its_report(ecg_catalogs, tmp_path):
     store, said = tmp_path / "runs", []
     settings = {**SMALL, "transfer": {"epochs": 2, "batch_size": 16}}
     source, held = ecg_catalogs["ptb-xl"].path, ["transfer.epochs", "transfer.batch_size"]
-    given = {"trials": 2, "fix": held, "settings": settings, "cpus": 2, "say": said.append}
-    benchmd_ray.tune([source], "scratch", "linear", store, **given)
+    given = {"evaluations": 2, "fix": held, "settings": settings, "cpus": 2, "say": said.append}
+    benchmd_ray.tune([source], "scratch", "finetune-full", store, **given)
     found = benchmd_ray.read_results(store, resamples=50)
     assert found.searches["trials"].tolist() == [2]
     page = benchmd_ray.write_report(store, out=tmp_path / "report", figures="none", say=said.append)

@@ -116,9 +116,9 @@ if TYPE_CHECKING:
     "then stop (repeatable).",
 )
 @click.option(
-    "--at-once", type=click.IntRange(1), help="Concurrent trials. Default: as many as fit."
+    "--at-once", type=click.IntRange(1), help="Concurrent evaluations. Default: as many as fit."
 )
-@click.option("--memory-gib", type=Real(1), help="Memory limit of a trial in GiB, 1 or more.")
+@click.option("--memory-gib", type=Real(1), help="Memory limit of an evaluation in GiB, 1 or more.")
 @click.option(
     "--seed",
     "seeds",

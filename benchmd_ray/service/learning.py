@@ -10,7 +10,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.runs.places import backing_of, shown
 from benchmd_ray.ssl import BASELINES, SCRATCH
-from benchmd_ray.tuning.portfolio import FEWEST, Portfolio, SearchKind, learned
+from benchmd_ray.tuning.gains import FEWEST, learned
+from benchmd_ray.tuning.portfolio import Portfolio, SearchKind
 from benchmd_ray.tuning.records import read_searches
 
 

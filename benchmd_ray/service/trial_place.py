@@ -1,4 +1,4 @@
-"""Resources of a trial, and the number of trials that run at once."""
+"""Resources of a job, an evaluation of a trial, and the number of jobs that run at once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from benchmd_ray.tuning.limits import Place
 WAIT_SECONDS = 1.0
 """Seconds between checks for free resources."""
 MEMORY_SHARE = 0.85
-"""Share of an embedded Ray's memory that all trials together may allocate."""
+"""Share of an embedded Ray's memory that all jobs together may allocate."""
 
 
 def longest(family: Family) -> int:
-    """Steps of the longest trial that a family can propose."""
+    """Steps of the longest training that a family can propose."""
     stage = family_stage(family)
     for parameter in family.space.parameters:
         if parameter.name == stage.steps:
@@ -38,18 +38,18 @@ def longest(family: Family) -> int:
 def place_of(
     plan: SearchPlan, capacity: Capacity, at_once: int | None, inner: Sequence[Catalog] = ()
 ) -> Place:
-    """Resources of a trial, and how many trials fit at once.
+    """Resources of a job, and how many jobs fit at once.
 
     Inner catalogs that stream need a spare CPU.
 
     Raises:
-        BenchmdError: Not even one trial fits.
+        BenchmdError: Not even one job fits.
     """
     execution = execution_of(plan)
     workers, spare = execution.workers, _spare(plan, inner)
     cpus, gpus = float(execution.cpus_per_worker * workers), 0.0
     if execution.device == "cuda":
-        # Ray fills one GPU before the next, so the share must not be smaller than a trial needs.
+        # Ray fills one GPU before the next, so the share must not be smaller than a job needs.
         fit = int((capacity.cpus - spare) / cpus + SLACK)
         on_each = math.ceil(min(fit, at_once or fit) / max(capacity.gpus, 1))
         packed = workers == 1 and _small(plan)
@@ -58,7 +58,7 @@ def place_of(
     fit = fitting(capacity, place, spare)
     if fit < 1:
         raise BenchmdError(
-            f"a trial needs {count_of(cpus + spare, 'CPU')} and {count_of(gpus, 'GPU')} and "
+            f"an evaluation needs {count_of(cpus + spare, 'CPU')} and {count_of(gpus, 'GPU')} and "
             f"there are {capacity.cpus:g} and {capacity.gpus:g}: lower execution.cpus_per_worker, "
             "use --set execution.feed=resident or --set execution.device=cpu, or use a larger "
             "machine."
@@ -67,7 +67,7 @@ def place_of(
 
 
 def fitting(capacity: Capacity, place: Place, spare: int) -> int:
-    """Number of trials that fit at once if this many CPUs stay free."""
+    """Number of jobs that fit at once if this many CPUs stay free."""
     places = capacity.places(place.cpus / place.workers, place.gpus / place.workers)
     return min(int((capacity.cpus - spare) / place.cpus + SLACK), places // place.workers)
 
@@ -80,7 +80,7 @@ def _spare(plan: SearchPlan, inner: Sequence[Catalog]) -> int:
 
 
 class Room:
-    """Number of trials that run at once on a cluster, which may grow and shrink."""
+    """Number of jobs that run at once on a cluster, which may grow and shrink."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Room:
         *,
         stop: Stopping,
     ) -> None:
-        """Wait until one trial fits."""
+        """Wait until one job fits."""
         execution = execution_of(plan)
         workers, spare = execution.workers, _spare(plan, inner)
         self._nodes, self._at_once, self._spare = nodes, at_once, spare
@@ -105,7 +105,7 @@ class Room:
         self._need = replace(self._need, gpus=self.place.gpus)
 
     def __call__(self, wanted: int) -> int:
-        """Number of trials that may run now; the cluster is asked for resources for `wanted`.
+        """Number of jobs that may run now; the cluster is asked for resources for `wanted`.
 
         Raises:
             NoRoom: All nodes went away, and no new one was added.
@@ -113,7 +113,7 @@ class Room:
         most = self._at_once or wanted
         self._nodes.look(lambda: [self._need] * min(wanted, most))
         if refusal := self._nodes.refusal(self._need):
-            raise NoRoom(f"no trial can run: {refusal} Run the same command again later.")
+            raise NoRoom(f"nothing can run: {refusal} Run the same command again later.")
         fit = fitting(self._nodes.capacity, self.place, self._spare)
         return min(fit, self._at_once or fit)
 
@@ -131,12 +131,12 @@ def _small(plan: SearchPlan) -> bool:
 
 
 def memory_of(tuning: Tuning, plan: SearchPlan, place: Place, *, own: bool) -> int | None:
-    """Bytes that a trial may allocate, as an embedded Ray sets no limit; None for no limit."""
+    """Bytes that a job may allocate, as an embedded Ray sets no limit; None for no limit."""
     if tuning.memory_gib is not None:
         if place.workers > 1:
             raise BenchmdError(
-                "--memory-gib limits the process of a trial, but these trials have "
-                f"{place.workers} workers: omit it, or use --set execution.workers=1."
+                "--memory-gib limits the process of an evaluation, but these have "
+                f"{place.workers} workers each: omit it, or use --set execution.workers=1."
             )
         return int(tuning.memory_gib * 2**30)
     if place.workers > 1 or not own or execution_of(plan).device != "cpu":

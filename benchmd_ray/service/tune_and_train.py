@@ -150,7 +150,7 @@ def candidate_plan(
         if not item.step.scores
         and (not within if folds is not None else _trains_alike(before[item.name], item))
     }
-    final = [before[name] for name in shared]
+    final = [before[item.name] for item in items if item.name in shared]
     others = [item for item in items if item.name not in shared]
     prefix = f"{search.name}/" if changes else ""
     if folds is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from ray.tune import Stopper
@@ -141,7 +142,7 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         limits, study, (number, evaluation) = self._limits, self._limits.study, _key(trial)
         last = dict(trial.run_metadata.last_result or {})
         raised = last["failed"].rstrip(".") if last.get("lost") else ""
-        by_node = bool(GONE.search(str(trial.get_pickled_error())))
+        by_node = bool(GONE.search(last_error(trial)))
         reason = raised or f"its {'node' if by_node else 'process'} was lost"
         with _noted(limits):
             limits.lost(number, reason)
@@ -172,6 +173,13 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
             with suppress(OSError):  # the next session removes what is left
                 remove(self._work.job_folder(*key))
             self._ended(key[0])
+
+
+def last_error(trial: Any) -> str:
+    """Ray Tune's text of a job's last error."""
+    path = Path(trial.error_file or "")
+    text = path.read_text("utf-8", errors="replace") if path.is_file() else ""
+    return text.rpartition("Failure #")[2]
 
 
 def _key(trial: Any) -> tuple[int, int]:

@@ -157,10 +157,12 @@ def _yaml(
     modalities = "".join(f" --modality {arm.modality}" for arm in family.arms)
     setting = family.arms[0].settings.transfer.setting
     which = f"trial {best.number}" if best.number else "its start, which it keeps"
+    scores = f": {best.score:.4f}"
+    if best.number:
+        scores = f", too high for having been the highest{scores}; the start: {first.score:.4f}"
     return (
         f"# The settings that the search {search} chose: {which}.\n"
-        f"# {work.metric.upper()} on the search's validation records, too high for having been "
-        f"the highest: {best.score:.4f}; the start: {first.score:.4f}.\n"
+        f"# {work.metric.upper()} on the search's validation records{scores}.\n"
         f"# benchmd run --catalog CATALOGS{modalities} --technique {family.technique} "
         f"--setting {setting} --settings best.yaml\n" + yaml_text(dict(changes))
     )

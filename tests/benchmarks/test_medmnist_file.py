@@ -12,7 +12,7 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.choice import technique_settings
-from benchmd_ray.service.searches import space_of
+from benchmd_ray.service.searches import planned_searches, space_of
 from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.tuning.spaces import starting_at
 
@@ -50,6 +50,16 @@ def test_a_baseline_outside_of_the_space_is_searched_with_its_network_held():
     settings, space = begun("breastmnist", small=True, start="resnet50", held=("encoder.network",))
     assert settings.encoder.network == "resnet50"
     assert "encoder.network" not in {parameter.name for parameter in space.parameters}
+
+
+def test_a_setting_of_another_family_may_be_fixed():
+    kernels = "encoder.options.kernels"
+    asked = {"start": "", "small": True, "space": None, "held": (kernels,), "trials": 1}
+    tuning = file_tuning(cards()["breastmnist"], None, seeds=(0,), **asked)
+    (plan,) = planned_searches(tuning, gpu=False)
+    fixed = {family.name: family.held for family in plan.families}
+    assert fixed["scratch finetune"] == frozenset()
+    assert fixed["random-kernels linear"] == {kernels}
 
 
 @pytest.mark.parametrize("baseline", ["resnet34", "resnet18-100"])

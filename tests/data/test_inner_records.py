@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from made_catalogs import change_manifest, write_catalog
 
-from benchmd_ray.console.interrupts import stopping
 from benchmd_ray.data import inner
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
@@ -30,12 +29,11 @@ from benchmd_ray.files.atomic import sha256
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.simulate import Resources
-from benchmd_ray.service.tune import _inner
+from benchmd_ray.service.tune import InnerCatalogs
 from benchmd_ray.service.tune_dry_run import estimate_searches
 from benchmd_ray.settings.definition import load_settings
 from benchmd_ray.storage.location import Address, entries, location
 from benchmd_ray.training.selection import transfer_data
-from benchmd_ray.tuning.method import Method
 
 SIDES = ("train", "validation")
 TRAINED = [f"p{n // 2}" for n in range(40)]
@@ -291,8 +289,8 @@ def test_a_search_is_named_by_the_targets_of_its_sources_origin(source, tmp_path
     other = films(tmp_path / "vindr", "vindr-cxr", "released", validation=["p0"])
 
     def planned(*catalogs: Catalog):
-        choice = Choice(tuple(c.path for c in catalogs), techniques=("scratch",))
-        (plan,) = planned_searches(Tuning(choice, ("linear",)), gpu=False)
+        choice = Choice(tuple(c.path for c in catalogs))
+        (plan,) = planned_searches(Tuning(choice, ("scratch",), ("linear",)), gpu=False)
         return plan
 
     alone, both = planned(source, other), planned(source, target, other)
@@ -306,11 +304,9 @@ def test_the_trials_of_a_search_see_no_patient_scored_later(tmp_path, setting):
     about = {"train": TRAINED, "validation": SCORED}
     source = films(tmp_path / "ap", "nih-cxr-ap", "released", several=True, **about)
     target = films(tmp_path / "pa", "nih-cxr-pa", "released", validation=["p0", "r1"])
-    choice = Choice((source.path, target.path), techniques=("scratch",), seeds=(5,))
-    tuning = Tuning(choice, (setting,), method=Method(choosing="highest"), evaluations=1)
-    (plan,) = planned_searches(tuning, gpu=False)
-    with stopping() as stop:
-        catalogs = _inner(plan.sources[0], plan.starts[0], tmp_path / "store", plan, stop)
+    choice = Choice((source.path, target.path), seeds=(5,))
+    (plan,) = planned_searches(Tuning(choice, ("scratch",), (setting,)), gpu=False)
+    catalogs = InnerCatalogs(plan, tmp_path / "store", lambda: None)(0)
     run = load_settings(assignments=["transfer.labels=small", "seed=5"])
     small = {f"train-{row}" for row in transfer_data(run, source).rows}
     free = {f"train-{n}" for n, p in enumerate(TRAINED) if p not in {"p0", *SCORED}}
@@ -320,10 +316,9 @@ def test_the_trials_of_a_search_see_no_patient_scored_later(tmp_path, setting):
 def test_a_dry_run_counts_the_labels_of_a_few_label_setting(tmp_path):
     about = {"train": [f"p{n}" for n in range(200)], "validation": ["q0"]}
     source = films(tmp_path / "ap", "nih-cxr-ap", "clean", **about)
-    choice = Choice((source.path,), techniques=("scratch",))
     seen = {}
     for setting in ("finetune-full", "finetune-small"):
-        tuning = Tuning(choice, (setting,), method=Method(choosing="highest"))
+        tuning = Tuning(Choice((source.path,)), ("scratch",), (setting,))
         (estimate,) = estimate_searches([tuning], tmp_path, Resources(1, 0), tflops=0.1)
         text = "\n".join(estimate.lines())
         seen[setting] = re.findall(r"1 / 5 of the (.*) records of nih-cxr-ap, by patient", text)

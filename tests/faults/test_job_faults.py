@@ -1,4 +1,4 @@
-"""A search on S3 over several machines, which lose a node and twice their driver."""
+"""A search on S3 over several machines, which lose a node and their driver."""
 
 import sys
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_a_search_loses_a_node_and_its_driver_and_finds_the_same(
     node, _ = first.until("a job at work", lambda: freeze(nodes, "ImplicitFunc"), LONG)
     lose(nodes, node)
     nodes.add(num_cpus=1, env_vars=machine("a-node-that-came"))
-    first.until("the loss", lambda: "lost " in first.output, LONG)
+    first.until("the loss", lambda: ": its node was lost" in first.output, LONG)
     before = evaluated("s3://lab/study")
     first.until("more", lambda: evaluated("s3://lab/study") > before, LONG)
     first.kill()

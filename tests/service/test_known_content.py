@@ -106,6 +106,7 @@ def test_a_search_states_sketches_and_a_portfolio_keeps_them(tmp_path, make):
     assert portfolio.sketches == {"hospital": sketch(1)}
     again = planned(tmp_path, make("another", 2), portfolio=portfolio)
     assert {settings.datasets for settings in again.portfolio} == {("hospital",)}
+    assert sketch(1) not in str(again.determinants)  # which runs and logs state, too
     record = read_search(searched(tmp_path / "b", again))
     assert (record.borrowed, record.lenders) == (len(again.portfolio), {"hospital": sketch(1)})
     of_both = learned_in([tmp_path / "b"])  # without the store of the first search

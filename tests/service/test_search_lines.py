@@ -47,8 +47,8 @@ def test_the_choice_is_named_with_its_values_and_its_optimism():
     assert text == [
         "tune-ecg: 2 complete, 1 stopped early, 1 failed; 1.5 CPU hours",
         "    trial 3 failed: its score is NaN",
-        f"    best of {KERNELS}: trial 1, AUROC 0.7300",
-        f"    best of {START}: trial 0, AUROC 0.7100",
+        f"    best of {KERNELS}: trial 1, AUROC 0.7300 over 10 evaluations",
+        f"    best of {START}: trial 0, AUROC 0.7100 over 3 evaluations",
         f"    chosen: trial 1 ({KERNELS}), AUROC 0.7300 over 10 evaluations; the start ({START}) "
         "has 0.7100",
         "    0.7300 is too high for having been the highest, by about 0.012; the report has scores "

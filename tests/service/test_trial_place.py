@@ -82,7 +82,7 @@ def test_a_search_waits_for_its_first_node(room):
 
 
 def test_where_no_node_comes_it_says_what_a_trial_needs(room):
-    with pytest.raises(BenchmdError, match=r"a trial needs 2 CPUs and .* there are 1 and 0"):
+    with pytest.raises(BenchmdError, match=r"an evaluation needs 2 CPUs and .* there are 1 and 0"):
         room(Nodes(cluster((1, 0)), refusals=("it needs 2 CPUs",)))
 
 
@@ -90,7 +90,7 @@ def test_without_nodes_for_too_long_a_search_ends(room):
     nodes = Nodes(cluster((8, 1)))
     made = room(nodes)
     nodes.refusals = ["it needs 1 GPU and the cluster has 0."]
-    with pytest.raises(NoRoom, match="no trial can run: it needs 1 GPU and the cluster has 0"):
+    with pytest.raises(NoRoom, match="nothing can run: it needs 1 GPU and the cluster has 0"):
         made(4)
 
 

