@@ -150,7 +150,7 @@ def draw_slices(record: SearchRecord) -> Drawn:
         axes.grid(axis="y", color=FAINT, linewidth=0.5)
         if place % 3 == 0:
             axes.set_ylabel(inner(record))
-    mark_legend(figure, _looks(record))
+    mark_legend(figure, _looks(record, done))
     caption = (
         "Each point is a trial with a value, darker the later it was; other settings differ too. "
         "A trial that did not use a setting is not in its panel. Points of one choice are jittered "
@@ -353,7 +353,8 @@ def _broken(name: str) -> str:
     return name if len(name) < 11 else name.replace(".", ".\n").replace("_", "_\n", 1)
 
 
-def _looks(record: SearchRecord) -> list[Line2D]:
-    looks = [("trials", TRIALS), ("start of the search", START)]
+def _looks(record: SearchRecord, done: pd.DataFrame) -> list[Line2D]:
+    looks = [("trials", TRIALS)]
+    looks += [("start of the search", START)] if (done["number"] == 0).any() else []
     looks += [("chosen", CHOSEN)] if record.best else []
     return [Line2D([], [], label=label, **look) for label, look in looks]

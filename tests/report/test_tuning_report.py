@@ -569,6 +569,9 @@ def test_settings_are_drawn_of_the_chosen_family(tmp_path):
     members = [row for row in ladder["rows"] if row["family"] == "random-kernels linear"]
     values = [row["value"] for row in members if row["evaluations"]]
     assert axes.collections[0].get_offsets()[:, 1].tolist() == values
+    assert "start of the search" not in " ".join(
+        text.get_text() for text in axes.figure.legends[0].get_texts()
+    )
     assert "Search over 3 families (ecg, ptb-xl)" in drawn[f"history-{NAME}"].title
 
 
