@@ -21,7 +21,7 @@ from benchmd_ray.cluster.connection import free_reserved
 from benchmd_ray.cluster.gpu_memory import is_exhausted, take_share
 from benchmd_ray.errors import DiskFull, Transient
 from benchmd_ray.files.atomic import is_disk_full, remove
-from benchmd_ray.tuning.limits import RESTARTS, Ended, Limits
+from benchmd_ray.tuning.limits import RESTARTS, Ended, Limits, Place
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial import Catalogs, Reached, out_of_memory, run_trial, why_failed
 from benchmd_ray.tuning.trial_files import leave_only
@@ -124,8 +124,7 @@ def _fit(
     place = limits.place
 
     def resources_of(config: Mapping[str, Any]) -> Any:
-        resources = {"CPU": place.cpus, "GPU": config["gpus"]}
-        return tune.PlacementGroupFactory([resources if place.workers == 1 else WAITING])
+        return tune.PlacementGroupFactory([resources(config, work, place)])
 
     trainable = tune.with_resources(tune.with_parameters(trial_loop, work=work), resources_of)
     # What a lost job reserved for its workers is freed when nothing runs any more, see `Judge`.
@@ -146,6 +145,13 @@ def _fit(
             verbose=0,
         ),
     ).fit()
+
+
+def resources(config: Mapping[str, Any], work: TrialContext, place: Place) -> dict[str, float]:
+    """What Ray Tune reserves for a job; families may differ in their workers, as heads have one."""
+    if work.families[config["family"]].workers > 1:
+        return WAITING
+    return {"CPU": place.cpus / place.workers, "GPU": config["gpus"] / place.workers}
 
 
 def trial_loop(config: Mapping[str, Any], work: TrialContext) -> None:

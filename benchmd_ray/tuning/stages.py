@@ -65,6 +65,11 @@ class FamilyWork:
     """Steps of the first evaluation at which a trial reports: pretraining steps, epochs, or arms
     done."""
 
+    @property
+    def workers(self) -> int:
+        """Most workers on which its trials train; a frozen encoder has one."""
+        return max(arm.settings.execution.workers for arm in self.arms)
+
 
 @dataclass(frozen=True)
 class TrialContext:

@@ -207,7 +207,8 @@ def test_weights_that_the_search_kept_are_not_trained_again(commanded):
         number = record.best if run.settings.tuned else 0
         evaluation = run.description["fold"]["evaluation"]
         kept = folder / MODELS / job_name(number, evaluation) / "model.safetensors"
-        assert ("loss" not in read_metrics(run.folder)[0]) == kept.is_file()
+        was_trained = "per_second" in read_metrics(run.folder)[0]
+        assert was_trained == (not kept.is_file())
         if kept.is_file():
             assert run.model_sha256 == sha256(kept)
             count += 1
@@ -344,7 +345,6 @@ def test_a_search_is_extended(tuning, whole, tmp_path):
     larger = Budget(trials=None, evaluations=16)
     longer = searched(tuning(**(FEW | {"budget": larger})), store)
     assert longer.folder == store / "searches" / whole.folder.name
-    assert len(longer.trials) > len(whole.trials)
     before, after = scores_in(whole.folder), scores_in(longer.folder)
     assert sum(map(len, after.values())) > sum(map(len, before.values()))
     for number, scores in before.items():
@@ -481,9 +481,9 @@ def test_a_search_on_s3_is_resumed_from_another_machine_and_extended(tuning, on_
     assert "trials" not in kept
     assert not [*(tmp_path / "second").glob("searches/*")]
     longer = searched(tuning(budget=Budget(trials=None, evaluations=14), **request), reader)
-    assert len(longer.trials) > len(found.trials)
-    for before, after in zip(found.trials, longer.trials, strict=False):
-        assert before.evaluations.items() <= after.evaluations.items()
+    pairs = [*zip(found.trials, longer.trials, strict=False)]
+    assert all(old.evaluations.items() <= new.evaluations.items() for old, new in pairs)
+    assert any(old.evaluations.items() < new.evaluations.items() for old, new in pairs)
 
 
 def test_the_folder_says_what_was_searched(whole):
