@@ -33,7 +33,7 @@ class Budget:
     """Including those of earlier sessions. If it is the only limit, the search ends when its best
     trials have `ladder.ENOUGH` evaluations."""
     evaluations: int | None = None
-    """Of all trials together."""
+    """Of all trials together; one that is stopped counts as the share that it was trained."""
     hours: float | None = None
     """Wall-clock hours of all sessions."""
     device_hours: float | None = None
@@ -169,11 +169,10 @@ class Limits:
         within = study.explored_within()
         if within is not None and all(new <= old for new, old in zip(limits, within, strict=True)):
             return False
-        evaluations = sum(map(len, study.granted.values()))
         quota = budget.explored_evaluations
         return (
             (budget.trials is None or study.begun < budget.trials)
-            and (quota is None or evaluations < quota)
+            and (quota is None or study.spent_evaluations < quota)
             and (budget.hours is None or self.hours < EXPLORING * budget.hours)
             and (budget.device_hours is None or self.device_hours < EXPLORING * budget.device_hours)
         )
@@ -233,7 +232,7 @@ class Limits:
             study.note_explored(astuple(budget))
         left = math.inf
         if budget.evaluations is not None:
-            left = budget.evaluations - sum(map(len, study.granted.values()))
+            left = budget.evaluations - study.spent_evaluations
         return study.climb(left, budget.until)
 
 
