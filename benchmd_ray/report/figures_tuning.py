@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.canvas import OKABE_ITO, new_figure
-from benchmd_ray.report.figures_panels import FAINT, SMALL, title_height
+from benchmd_ray.report.figures_panels import FAINT, title_height
 from benchmd_ray.report.figures_parts import Drawn, FigureContext, Skipped, Titled
 from benchmd_ray.report.figures_settings import (
     CHOSEN,
@@ -26,11 +26,10 @@ from benchmd_ray.report.figures_settings import (
     family_of,
     heading,
     inner,
-    labels_of,
     mark_legend,
     scored,
 )
-from benchmd_ray.report.figures_wording import GLUE, joined, plain
+from benchmd_ray.report.figures_wording import joined, plain
 from benchmd_ray.report.tuning_frames import family_names
 from benchmd_ray.tuning.families import FAMILY
 from benchmd_ray.tuning.records import FamilyRecord, SearchRecord
@@ -45,10 +44,8 @@ Stroke = Literal["-", "--", ":"]
 
 
 def draw_searches(report: FigureContext) -> Iterator[Drawn]:
-    """Draw what each search tried, chose and found important."""
-    for record in report.analysis.records:
-        yield draw_history(record)
-        yield draw_importance(record)
+    """Draw what each search tried and chose."""
+    yield from map(draw_history, report.analysis.records)
 
 
 def draw_settings(report: FigureContext) -> Iterator[Drawn]:
@@ -115,7 +112,7 @@ def _by_family(axes: Axes, record: SearchRecord, done: pd.DataFrame) -> list[Lin
         rows = done[done[FAMILY] == family]
         if rows.empty:
             continue
-        look = {
+        look: dict[str, Any] = {
             "color": OKABE_ITO[place % len(OKABE_ITO)],
             "marker": MARKERS[place % len(MARKERS)],
             "markeredgecolor": "#444444",
@@ -125,7 +122,8 @@ def _by_family(axes: Axes, record: SearchRecord, done: pd.DataFrame) -> list[Lin
         bars = rows.dropna(subset="error")
         axes.errorbar(bars["number"], bars["value"], bars["error"], fmt="none",
                       ecolor=look["color"], elinewidth=0.8, label="_errors")  # fmt: skip
-        for count, trials in rows.groupby("evaluations"):
+        for count in sorted({*rows["evaluations"]}):
+            trials = rows[rows["evaluations"] == count]
             axes.plot(trials["number"], trials["value"], markersize=_size(count), label=label,
                       zorder=4, **look)  # fmt: skip
         handles.append(Line2D([], [], label=label, markersize=_size(FEW), **look))
@@ -140,37 +138,7 @@ def _by_family(axes: Axes, record: SearchRecord, done: pd.DataFrame) -> list[Lin
 
 def _size(evaluations: int) -> float:
     """Points across a mark."""
-    return 3.0 + 1.5 * evaluations**0.5
-
-
-def draw_importance(record: SearchRecord) -> Drawn:
-    """Draw the share of the variation between trials that each setting explains."""
-    name = f"importance-{record.name}"
-    family = family_of(record)
-    importance = record.importance.get(family.name, {})
-    if not importance:
-        return Skipped(name, f"{record.name}, importance of settings: {record.importance_reason}")
-    short = labels_of(family.space)
-    first = next(iter(importance))
-    title = (
-        f"{heading(record, family)}: {first} matters most ({100 * importance[first]:.0f}{GLUE}%)"
-    )
-    figure = new_figure(title, 0.7 + 0.26 * len(importance) + title_height(title))
-    axes = figure.add_subplot()
-    places = np.arange(len(importance))[::-1]
-    axes.barh(places, list(importance.values()), color=BLUE, height=0.7)
-    axes.set_yticks(places, [short.get(key, key) for key in importance])
-    for place, value in zip(places, importance.values(), strict=True):
-        axes.text(value, place, f" {value:.2f}", va="center", fontsize=SMALL)
-    axes.set_xlim(0, 1.12 * max(importance.values()) or 1.0)
-    axes.set_xlabel("importance")
-    trials = len(scored(record, family))
-    caption = (
-        f"Share of the variation of the value between {trials} trials that each setting explains, "
-        f"estimated from these trials; the shares of all settings add up to 1. With few trials it "
-        f"is rough."
-    )
-    return Titled(name, SECTION, title, caption, figure, aggregate=True)
+    return 3.0 + 1.5 * math.sqrt(evaluations)
 
 
 def draw_curves(record: SearchRecord) -> Drawn:

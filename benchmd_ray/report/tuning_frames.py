@@ -40,11 +40,6 @@ class TunedPair:
     record: SearchRecord | None
     """The search; None if it is not in the stores."""
 
-    @property
-    def pools(self) -> tuple[Pool, ...]:
-        """Both pools, or only the tuned one."""
-        return (self.tuned,) if self.start is None else (self.tuned, self.start)
-
 
 SEEN = (
     "A search's own scores are no result: they are on records by which it chose. Rely on the "
@@ -93,7 +88,6 @@ def family_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
         for family in record.families:
             trials = record.trials[record.trials[FAMILY] == family.name]
             best, evaluations = best_of(record, family), int(trials["evaluations"].sum())
-            is_other = best is not None and best["number"] != 0
             hours = float(trials["device_hours"].sum())
             yield {
                 **_about(record),
@@ -103,10 +97,15 @@ def family_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
                 "is_chosen": best is not None and best["number"] == record.best,
                 "value": np.nan if best is None else best["value"],
                 "evaluations": 0 if best is None else int(best["evaluations"]),
-                "difference": best["value"] - record.first_value if is_other else np.nan,
-                "error": best["error"] if is_other else np.nan,
+                **_against_start(record, best),
                 "hours_per_evaluation": hours / evaluations if evaluations else np.nan,
             }
+
+
+def _against_start(record: SearchRecord, best: pd.Series | None) -> Row:
+    if best is None or best["number"] == 0:
+        return {"difference": np.nan, "error": np.nan}
+    return {"difference": best["value"] - record.first_value, "error": best["error"]}
 
 
 def best_of(record: SearchRecord, family: FamilyRecord) -> pd.Series | None:
@@ -122,7 +121,8 @@ def best_of(record: SearchRecord, family: FamilyRecord) -> pd.Series | None:
     if others.empty:
         return trials.iloc[0] if len(trials) else None
     most = others[others["evaluations"] == others["evaluations"].max()]
-    return most.loc[most["value"].idxmax()]
+    best: pd.Series = most.nlargest(1, "value").iloc[0]
+    return best
 
 
 def family_names(record: SearchRecord) -> dict[str, str]:
@@ -173,8 +173,8 @@ def _on_common_folds(tuned: Pool, start: Pool | None) -> tuple[Pool, Pool | None
 
 def _on_folds(pool: Pool, folds: Sequence[tuple[str, int]]) -> Pool:
     places = [place for place, fold in enumerate(pool.folds) if fold in folds]
-    seeds, members = (tuple(column[p] for p in places) for column in (pool.seeds, pool.members))
-    return replace(pool, seeds=seeds, members=members)
+    seeds = tuple(pool.folds[place][1] for place in places)
+    return replace(pool, seeds=seeds, members=tuple(pool.members[place] for place in places))
 
 
 def tuned_rows(pairs: Iterable[TunedPair], paper: Callable[[Pool], float]) -> Iterator[Row]:

@@ -158,7 +158,7 @@ def tell_comparison(wandb_run: Any, rows: pd.DataFrame) -> None:
     """
     import wandb
 
-    names = [name for name in COMPARED if name in rows]
+    names: list[str | int] = [name for name in COMPARED if name in rows]
     data: list[Iterable[Any]] = [[*map(_plain, row)] for row in rows[names].to_numpy(object)]
     wandb_run.log({"final": wandb.Table(columns=names, data=data, allow_mixed_types=True)})
     for row in rows.to_dict("records"):

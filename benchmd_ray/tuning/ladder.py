@@ -21,8 +21,6 @@ RUNGS = (1, 3, 6, 10, 15, 20, 30)
 """Numbers of evaluations at which trials are compared."""
 REDUCTION = 3
 """One trial in so many earns the next rung."""
-LOOKS = 2
-"""Steps within the first evaluation at which a trial may be stopped."""
 FEW = 3
 """So many trials, or fewer, all earn the next rung."""
 WHOLE_CUT = 6

@@ -35,7 +35,7 @@ class Budget:
     """Including those of earlier sessions. If it is the only limit, the search ends when its best
     trials have `ladder.ENOUGH` evaluations."""
     evaluations: int | None = None
-    """Of all trials together; a trial that is stopped early costs less than one."""
+    """Of all trials together; one that is stopped counts as the share that it was trained."""
     hours: float | None = None
     """Wall-clock hours of all sessions."""
     device_hours: float | None = None
@@ -151,12 +151,6 @@ class Limits:
         return (time.monotonic() - self.start) / 3600
 
     @property
-    def evaluations(self) -> float:
-        """Evaluations that were granted, of a stopped trial the share that it has done."""
-        granted = self.study.granted
-        return math.fsum(trial.spent(len(granted[trial.number])) for trial in self.study.trials())
-
-    @property
     def out_of_time(self) -> bool:
         """Whether running jobs must end: a signal or an error came, or the hours are over."""
         if self.trouble is not None:
@@ -180,7 +174,7 @@ class Limits:
         quota = budget.explored_evaluations
         return (
             (budget.trials is None or study.begun < budget.trials)
-            and (quota is None or self.evaluations < quota)
+            and (quota is None or study.spent_evaluations < quota)
             and (budget.hours is None or self.hours < EXPLORING * budget.hours)
             and (budget.device_hours is None or self.device_hours < EXPLORING * budget.device_hours)
         )
@@ -240,7 +234,7 @@ class Limits:
             study.note_explored(astuple(budget))
         left = math.inf
         if budget.evaluations is not None:
-            left = budget.evaluations - self.evaluations
+            left = budget.evaluations - study.spent_evaluations
         return study.climb(left, budget.until)
 
 

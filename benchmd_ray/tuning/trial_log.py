@@ -23,6 +23,7 @@ from benchmd_ray.files.integrity import OF, Damaged, name_of, require_of
 from benchmd_ray.storage.location import Location
 from benchmd_ray.tuning.families import FAMILY, Family, by_name
 from benchmd_ray.tuning.journal import FAULTS, REMEDY, journal_at
+from benchmd_ray.tuning.ladder import REDUCTION
 from benchmd_ray.tuning.trials import (
     CRASHES,
     CURVE,
@@ -140,6 +141,19 @@ class TrialLog:
     def granted(self) -> dict[int, set[int]]:
         """Evaluations granted to each trial."""
         return {trial.number: set(trial.user_attrs[GRANTED]) for trial in self._frozen}
+
+    @property
+    def spent_evaluations(self) -> float:
+        """Evaluations granted; of a trial that was stopped, the share at which it was.
+
+        Otherwise early stopping would save nothing of a budget of evaluations.
+        """
+        return math.fsum(
+            REDUCTION ** (len(trial.user_attrs.get(CURVE, ())) - 3)
+            if trial.state is TrialState.PRUNED
+            else len(trial.user_attrs[GRANTED])
+            for trial in self._frozen
+        )
 
     def _begin(self, proposal: FrozenTrial) -> Job:
         """Create a trial with its first evaluation."""

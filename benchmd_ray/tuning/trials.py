@@ -12,8 +12,6 @@ from optuna.trial import FrozenTrial, TrialState
 from benchmd_ray.errors import shown
 from benchmd_ray.tuning.families import FAMILY, Family, family_named
 from benchmd_ray.tuning.ladder import (
-    LOOKS,
-    REDUCTION,
     paired_differences,
     paired_mean,
     standard_error,
@@ -60,15 +58,6 @@ class Trial:
     """Why it failed."""
     started: str
     finished: str
-
-    def spent(self, granted: int) -> float:
-        """Evaluations that it costs: a stopped trial about the share of its first one it has done.
-
-        ``granted``: evaluations granted to it.
-        """
-        if self.state != "stopped":
-            return float(granted)
-        return float(REDUCTION) ** (len(self.curve) - LOOKS - 1)
 
     @property
     def is_sound(self) -> bool:

@@ -144,7 +144,7 @@ def test_equal_ensembles_of_two_families_differ_as_often_as_the_level_says(tmp_p
         results = measured([r for run in runs for r in read_scored(run).scored], ("auroc",), 2)
         pooled, _ = pools(results, names)
         (pair,) = ensembles(tuned_pairs(pooled, records, runs), pooled, ("auroc",), 2).pairs
-        assert [len(pool.runs) for pool in pair.pools] == [2, 2]
+        assert [len(pool.runs) for pool in (pair.tuned, pair.start)] == [2, 2]
         p.append(difference(pair.tuned, pair.start, "auroc").p)
     error = ERROR * np.sqrt(2)
     assert LEVEL - 3 * error < np.mean(np.array(p) < LEVEL) < LEVEL + 3 * error

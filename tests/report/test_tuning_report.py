@@ -61,7 +61,7 @@ from benchmd_ray.tuning.records import COLUMNS, FORMAT, read_search, trials_sche
 
 ECG = MODALITIES["ecg"].task
 NAME = SEARCH
-TOPICS = ("history", "importance", "slice", "curves", "parallel")
+TOPICS = ("history", "slice", "curves", "parallel")
 RESAMPLES = 60
 
 
@@ -415,7 +415,7 @@ def test_the_page_has_a_section_of_tuning_with_its_figures(analysis):
     text = page(analysis, figures)
     section = text[text.index('<section id="tuning"') :]
     section = section[: section.index("</section>")]
-    assert section.count("<figure ") == len([f for f in figures if f.section == "Tuning"]) == 5
+    assert section.count("<figure ") == len([f for f in figures if f.section == "Tuning"]) == 4
     assert 'id="table-families"' in section
     assert 'id="table-tuned"' in section
     assert 'id="table-searches"' in section
@@ -562,13 +562,16 @@ def rows_of_number(rows, number):
 def test_settings_are_drawn_of_the_chosen_family(tmp_path):
     ladder = make_ladder(40)
     drawn, _ = figures_of(tmp_path, **ladder)
-    for topic in ("importance", "slice", "curves", "parallel"):
+    for topic in ("slice", "curves", "parallel"):
         assert "Search of random kernels, linear (" in drawn[f"{topic}-{NAME}"].title
     (axes,) = drawn[f"slice-{NAME}"].figure.axes
-    assert axes.get_title(loc="left") == "kernels"
+    assert axes.get_title(loc="left") == "kernels, importance 0.50"
     members = [row for row in ladder["rows"] if row["family"] == "random-kernels linear"]
     values = [row["value"] for row in members if row["evaluations"]]
     assert axes.collections[0].get_offsets()[:, 1].tolist() == values
+    assert "start of the search" not in " ".join(
+        text.get_text() for text in axes.figure.legends[0].get_texts()
+    )
     assert "Search over 3 families (ecg, ptb-xl)" in drawn[f"history-{NAME}"].title
 
 
@@ -605,11 +608,12 @@ def test_a_setting_that_had_no_part_in_a_trial_has_no_point_there(tmp_path):
     assert len(broken) == 3
 
 
-def test_what_a_small_search_cannot_show_is_excluded_with_the_reason(tmp_path):
+def test_a_small_search_says_why_the_importance_of_settings_is_unknown(tmp_path):
     empty = {"importance": {}, "importance_reason": "fewer than 4 complete trials"}
-    drawn, excluded = figures_of(tmp_path, rows=make_trials(3), result=empty)
-    assert excluded[f"importance-{NAME}"].endswith("fewer than 4 complete trials")
-    assert f"history-{NAME}" in drawn
+    drawn, _ = figures_of(tmp_path, rows=make_trials(3), result=empty)
+    slices = drawn[f"slice-{NAME}"]
+    assert slices.caption.endswith("It is unknown: fewer than 4 complete trials.")
+    assert "importance" not in " ".join(text.get_text() for text in texts(slices.figure))
 
 
 def test_a_search_without_a_complete_trial_is_read_and_has_reasons_for_no_figures(tmp_path):
@@ -633,7 +637,7 @@ def test_a_setting_that_was_the_same_in_all_trials_has_no_axis(tmp_path):
     drawn, _ = figures_of(tmp_path, rows=[{**row, name: rows[0][name]} for row in rows])
     figure = drawn[f"slice-{NAME}"].figure
     assert len(figure.axes) == of_all - 1
-    assert "schedule" not in [axes.get_title(loc="left") for axes in figure.axes]
+    assert "schedule" not in " ".join(axes.get_title(loc="left") for axes in figure.axes)
     parallel = drawn[f"parallel-{NAME}"].figure
     assert "schedule" not in " ".join(text.get_text() for text in texts(parallel))
 

@@ -1,245 +1,169 @@
-"""The study of tuning: what a search gained, pooled over tasks, and the tables of it."""
+"""The study of tuning on tiny made tasks: searches, the judge and the tables."""
 
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from kinds import MODALITIES
-from scipy.stats import t as student
+import torch
+from scipy.stats import ttest_1samp
 from sklearn.metrics import roc_auc_score
-from stored import searches
-from stores import (
-    SEARCH,
-    make_pretraining,
-    make_search,
-    make_transfer,
-    people,
-    scores_of,
-    targets_of,
-    write_predictions,
-)
 
-from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files.integrity import StoredItems
-from benchmd_ray.runs.store import read_stores
-from benchmd_ray.service.learning import learned_in
-from benchmd_ray.tuning.portfolio import Portfolio, write_portfolio
-from studies import tuning as tuning_study
-from studies.tuning import Study, gained
-from studies.tuning_tables import DRAWS, Difference, Gained, pooled, report
-from studies.tuning_tasks import TASKS
+from studies import tuning, tuning_features, tuning_tables
+from studies.tuning_before import search_before
+from studies.tuning_heads import Sample, aurocs, families_of
+from studies.tuning_tasks import Records, Task, one_hot
 
-ECG = MODALITIES["ecg"].task
-ROOT = Path(__file__).resolve().parents[2]
-SKILLS = {"": 0.5, SEARCH: 1.2}
-SCORED = (("ptb-xl", "validation"), ("ptb-xl", "test"), ("georgia", "test"))
-ONE = Gained("tune-a", {"x, test": 0.02}, [0.02] * DRAWS, {"x, test": 0.8}, False, 60.0, 5.0, 9, 12)
+TASK = Task("waves", "shape", 60)
+
+
+def waves(patients: int = 60) -> Records:
+    """Two records of each patient; a class has a slow wave, the other a fast one, in noise."""
+    draws = np.random.default_rng(0)
+    groups = np.repeat(np.arange(patients), 2)
+    fast = groups % 2
+    phases = draws.uniform(0, 6, len(groups))[:, None]
+    time = np.arange(64) * np.where(fast, 0.6, 0.4)[:, None]
+    signals = np.sin(time + phases) + draws.normal(0, 0.8, (len(groups), 64))
+    labels = {"shape": one_hot(fast)}
+    return Records(signals[:, None].astype(np.float32), labels, groups.astype(str))
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A search with the runs of its start and of what it chose, two seeds each."""
-    store = tmp_path_factory.mktemp("study") / "runs"
-    upstream = make_pretraining(store, "mae")
-    make_search(store)
-    for tuned, skill in SKILLS.items():
-        lr = {"transfer": {"optimiser": {"lr": 3e-3}}, "tuned": tuned} if tuned else {}
-        for seed in (0, 1):
-            about: dict[str, Any] = {"changes": lr, "fixed": not tuned, "seed": seed}
-            run = make_transfer(store, "mae", upstream=upstream, **about)
-            held: dict[str, dict[str, Any]] = {}
-            for number, (dataset, split) in enumerate(SCORED):
-                truth = targets_of(ECG.classes, 120, ECG.kind, number)
-                scores = scores_of(truth, ECG.kind, skill, [number, seed, len(tuned)])
-                held.setdefault(dataset, {})[split] = people(120, number), truth, scores
-            for dataset, splits in held.items():
-                role = "source" if dataset == "ptb-xl" else "target"
-                write_predictions(run, dataset, splits, role=role)
-    return store
+def models() -> tuning.Models:
+    """The made task with features of random numbers, of which one tells the class."""
+    records, draws = waves(), np.random.default_rng(1)
+    told = records.labels["shape"][:, :1] + draws.normal(0, 0.5, (len(records.groups), 1))
+    noise = draws.normal(size=(len(records.groups), 20))
+    features = {
+        "pretrained": noise.astype(np.float32),
+        "untrained": np.hstack([told, noise[:, :3]]).astype(np.float32),
+        "kernels": draws.normal(size=(len(records.groups), 300, 9)).astype(np.float16),
+    }
+    sample = Sample.draw(TASK, records, features, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("studies.tuning_heads.POOL", {1: 300})
+        return tuning.Models(sample, 3, families_of(1))
 
 
-def test_a_gain_is_the_difference_of_mean_aurocs_where_no_epoch_was_chosen(store: Path) -> None:
-    found = gained(store, SEARCH)
-    expected = {}
-    for number, (dataset, split) in list(enumerate(SCORED))[1:]:
-        truth = targets_of(ECG.classes, 120, ECG.kind, number)
-        means = {
-            tuned: np.mean(
-                [
-                    roc_auc_score(
-                        truth, scores_of(truth, ECG.kind, skill, [number, seed, len(tuned)])
-                    )
-                    for seed in (0, 1)
-                ]
-            )
-            for tuned, skill in SKILLS.items()
-        }
-        expected[f"{dataset}, {split}"] = means[SEARCH] - means[""]
-        assert found.start[f"{dataset}, {split}"] == pytest.approx(means[""])
-    assert found.values == pytest.approx(expected)
-    assert not found.kept
-    first = searches([store])[0].trials.iloc[0]
-    assert found.start_seconds == pytest.approx(3600 * first["device_hours"])  # of one evaluation
-    drawn = np.array(found.drawn)
-    assert len(drawn) == DRAWS
-    assert drawn.mean() == pytest.approx(found.mean, abs=0.01)
-    assert 0.005 < drawn.std() < 0.05
+def test_no_patient_is_both_labelled_and_judged(models: tuning.Models) -> None:
+    sample = models.sample
+    assert len(sample.labelled) == 60
+    assert not {*sample.groups[sample.labelled]} & {*sample.groups[sample.judged]}
+    for evaluation in (0, 7):
+        fold = sample.fold(evaluation)
+        others = np.setdiff1d(sample.labelled, fold)
+        assert not {*sample.groups[fold]} & {*sample.groups[others]}
+    assert sorted(np.concatenate([sample.fold(e) for e in range(5)])) == [*sample.labelled]
 
 
-def test_runs_of_two_versions_are_not_taken_for_one(
-    store: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_score_of_an_epoch_is_that_on_patients_that_did_not_choose_it(
+    models: tuning.Models,
 ) -> None:
-    held = read_stores([store])
-    twice = StoredItems([*held.found, *held.found], held.damaged)
-    monkeypatch.setattr(tuning_study, "read_stores", lambda _: twice)
-    with pytest.raises(SystemExit, match="has runs of several versions"):
-        gained(store, SEARCH)
+    """A single model is no choice: its score is the mean of the halves."""
+    sample = models.sample
+    trained = models("untrained knn", {"transfer.neighbours": 9}, 1)
+    targets = sample.targets[sample.fold(1)]
+    halves = [
+        roc_auc_score(targets[half][:, 1], trained.logits[half, 1] - trained.logits[half, 0])
+        for half in sample.halves(1)
+    ]
+    assert trained.score == pytest.approx(np.mean(halves), abs=0.02)  # classes' mean ranks differ
+    assert np.allclose(trained.predict(sample.fold(1)), trained.logits)
 
 
-def test_an_interval_of_patients_is_that_of_the_mean_of_independent_tasks() -> None:
-    generator = np.random.default_rng(0)
-    tasks = []
-    for name, mean, count in (("one", 0.05, 2), ("two", -0.01, 2)):
-        draws = generator.normal(mean, 0.01, DRAWS)  # the same patients in all repetitions
-        tasks.append(Difference(name, np.full(count, mean), np.tile(draws, (count, 1))))
-    value, low, high = pooled(tasks)
-    assert value == pytest.approx(0.02)
-    half = 1.96 * 0.01 * np.sqrt(2) / 2
-    assert (low, high) == (
-        pytest.approx(0.02 - half, abs=0.001),
-        pytest.approx(0.02 + half, abs=0.001),
-    )
-    once = [Difference(one.source, one.values[:1], one.draws[:1]) for one in tasks]
-    value, low, high = pooled([once[0], tasks[1]])
-    assert (value, np.isnan(low), np.isnan(high)) == (pytest.approx(0.02), True, True)
-    kept = Difference("one", np.zeros(3), np.zeros((3, DRAWS)))
-    value, low, high = pooled([kept, kept])
-    assert (value, np.isnan(low), np.isnan(high)) == (0.0, True, True)
+def test_aurocs_are_those_of_scikit_learn() -> None:
+    draws = np.random.default_rng(0)
+    targets = one_hot(draws.integers(3, size=50))
+    logits = draws.normal(size=(4, 50, 3)).round(1)  # with ties
+    expected = [roc_auc_score(targets, model, average="macro") for model in logits]
+    assert aurocs(targets, logits) == pytest.approx(expected)
+    assert np.isnan(aurocs(np.ones((5, 2), np.int8))).all()
 
 
-def test_intervals_over_patients_and_repetitions_cover_the_truth() -> None:
-    """Two of the tasks share their patients; sources have spreads of their own."""
-    generator, covered = np.random.default_rng(1), 0
-    for _ in range(400):
-        tasks = []
-        for source, spread in (("a", 0.02), ("b", 0.01), ("c", 0.005), ("d", 0.03)):
-            patients = generator.normal(0.0, 0.01)
-            noise = generator.normal(0.0, 0.01, DRAWS)
-            for _ in range(2 if source == "a" else 1):
-                values = 0.03 + patients + generator.normal(0.0, spread, 3)
-                tasks.append(Difference(source, values, values[:, None] + noise))
-        _, low, high = pooled(tasks)
-        covered += low <= 0.03 <= high
-    assert 0.93 <= covered / 400 <= 0.99
-
-
-def noted(folder: Path, strategy: str, repetition: int, one: Gained, **about: Any) -> None:
-    task = about.pop("task", "BreastMNIST")
-    stated = {"task": task, "strategy": strategy, "repetition": repetition}
-    stated |= {"minutes": 4.0, "version": 4} | about
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"note-{len(list(folder.iterdir()))}.json"
-    path.write_text(json.dumps(stated | asdict(one)), "utf-8")
-
-
-def test_tables_compare_what_all_strategies_have(tmp_path: Path) -> None:
-    for repetition, gain in enumerate((0.02, 0.04, 0.9)):
-        one = replace(ONE, values={"x": gain}, drawn=[gain] * DRAWS, search=f"tune-{repetition}")
-        noted(tmp_path, "new", repetition, one)
-        if repetition < 2:  # the third is not done yet
-            noted(tmp_path, "before", repetition, replace(one, search="tune-b"), version=3)
-            noted(tmp_path, "new + portfolio", repetition, replace(one, search="tune-0"))
-    write_portfolio(tmp_path / "portfolio.json", Portfolio())  # as `benchmd tune --learn` does
-    told = report(tmp_path)
-    assert "4 minutes of two devices a search" in told
-    assert "before 3, new 4, new + portfolio 4." in told
-    half = student.ppf(0.975, 1) * np.std([0.02, 0.04], ddof=1) / np.sqrt(2)
-    gained = f"+0.030 [{0.03 - half:+.3f}, {0.03 + half:+.3f}] | +0.030 (BreastMNIST)"
-    assert f"| new | 1 | 2 | – | {gained} | – |" in told
-    assert f"| new + portfolio | 1 | 2 | 2 | {gained} | +0.000 – |" in told
-    assert f"| before | 1 | 2 | 0 | {gained} | +0.000 – |" in told
-    alone = report(tmp_path, ["new"])
-    assert "| new | 1 | 3 | – | +0.320" in alone
-    noted(tmp_path, "new", 3, ONE, minutes=9.0)
-    with pytest.raises(SystemExit, match="no searches of equal minutes"):
-        report(tmp_path)
-
-
-def test_tasks_of_one_source_are_pooled_by_repetition(tmp_path: Path) -> None:
-    """Of an interrupted study one has a repetition more."""
-    for task, repetitions in (("PTB-XL-500, linear", 3), ("PTB-XL-500, fine-tuning", 2)):
-        for repetition in range(repetitions):
-            one = replace(ONE, values={"x": 0.01 * repetition}, drawn=[0.01 * repetition] * DRAWS)
-            noted(tmp_path, "new", repetition, one, task=task)
-    told = report(tmp_path)
-    assert "of a source have them: 1 searches" in told
-    assert "| new | 2 | 4 |" in told
-
-
-def test_a_portfolio_is_learned_from_a_repetition_s_searches_by_new(
-    store: Path, tmp_path: Path
+def test_the_search_finds_the_family_that_tells_the_classes(
+    models: tuning.Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = Study(tmp_path, tmp_path / "out", 1.0)
-    study.keep(store / "searches" / SEARCH)
-    for task in TASKS:
-        own = replace(ONE, search=SEARCH)
-        study.note(task, "new", 0).write_text(json.dumps(asdict(own)))
-        study.note(task, "new", 1).write_text(json.dumps(asdict(ONE)))
-    expected = learned_in([store])
-    assert expected.candidates
-    assert study.portfolio(0) == expected
-    with pytest.raises(BenchmdError, match="nothing can be learned from 0 searches"):
-        study.portfolio(1)
+    monkeypatch.setattr(tuning, "EVALUATIONS", 12)
+    family, values, notes = tuning.search(models, models.families)
+    assert family.startswith("untrained")
+    assert notes["claimed"] > 0.1
+    assert notes["trials"] == 6
+    start = models.judged("pretrained linear", models.families[0].space.start)
+    assert models.judged(family, values)["ensemble"] > start["ensemble"] + 0.1
 
 
-def test_a_portfolio_needs_the_searches_that_it_is_learned_from(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="learned from the searches of all tasks by new"):
-        Study(tmp_path, tmp_path / "out", 1.0).portfolio(0)
+def test_the_search_before_takes_what_is_clearly_better(models: tuning.Models) -> None:
+    """And keeps the start otherwise."""
+
+    def evaluate(gain: float, family: str, values: Any, evaluation: int) -> Any:
+        rows, lr = models.sample.fold(evaluation), values["transfer.optimiser.lr"]
+        draws = np.random.default_rng([evaluation, int(1e6 * lr)])
+        truth = models.sample.targets[rows]
+        logits = (gain * (lr > 5e-3)) * truth + draws.normal(size=truth.shape)
+        return tuning.Trained(float(aurocs(truth, logits[None])[0]), logits, lambda rows: logits)
+
+    start = models.families[0].space.start
+    for gain, is_better in ((5.0, True), (0.0, False)):
+        _, values, _ = search_before(partial(evaluate, gain), models.families[0], models.sample, 0)
+        assert (values["transfer.optimiser.lr"] > 5e-3) == is_better
+        assert (values == start) != is_better
 
 
-@pytest.mark.parametrize(
-    ("name", "given"), [("tune-a", ()), ("tune-b", ()), ("tune-a", ("settings",))]
-)
-def test_a_portfolio_that_gives_nothing_leaves_the_search_by_new(
-    name: str, given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def noted(strategy: str, source: str, task: str, repetition: int, gain: float) -> dict[str, Any]:
+    scores = {name: {"single": 0.7, "ensemble": 0.75} for name in ("start", "tuned")}
+    scores["tuned"] = {"single": 0.7 + gain / 2, "ensemble": 0.75 + gain}
+    about = {"strategy": strategy, "source": source, "task": task, "repetition": repetition}
+    return about | scores | {"family": "kernels linear", "keeps start": gain == 0, "claimed": 0.1}
+
+
+def test_sources_count_once_in_the_mean_and_in_its_interval(tmp_path: Path) -> None:
+    gains = {("A", "a1"): (0.02, 0.04), ("A", "a2"): (0.0, 0.0), ("B", "b"): (0.03, 0.05)}
+    notes = [
+        noted(strategy, source, task, repetition, factor * gain)
+        for strategy, factor in (("all families", 1.0), ("random", 0.5))
+        for (source, task), values in gains.items()
+        for repetition, gain in enumerate(values)
+    ]
+    notes.append(noted("random", "B", "b", 2, 0.9))  # the other has not searched it yet
+    path = tmp_path / "searches.json"
+    path.write_text(json.dumps(notes), "utf-8")
+    text = tuning_tables.report(path)
+    by_source = [0.015, 0.04]
+    low, high = ttest_1samp(by_source, 0).confidence_interval()
+    assert "6 label sets of 2 sources" in text
+    assert "| A | 0.750 | +0.015 | +0.008 |" in text.replace("+0.007", "+0.008")
+    assert f"{np.mean(by_source):+.3f} [{low:+.3f}, {high:+.3f}] | +0.014 [" in text
+    path.write_text("[]", "utf-8")
+    with pytest.raises(SystemExit, match="has no label set"):
+        tuning_tables.report(path)
+
+
+def test_what_is_done_is_not_searched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of this version: tune-b is of another."""
-    study, task = Study(tmp_path, tmp_path / "out", 4.0), "BreastMNIST"
-    noted(study.done, "new", 0, ONE)
-    of_new, own = (study.note(task, strategy, 0) for strategy in ("new", "new + portfolio"))
-    (study.done / "note-0.json").rename(of_new)
-    searched: list[Path] = []
-    plan = SimpleNamespace(name=name, portfolio=given)
-    monkeypatch.setattr(Study, "tuning", lambda *_: None)
-    monkeypatch.setattr(tuning_study, "planned_searches", lambda *_, **__: (plan,))
-    monkeypatch.setattr(
-        tuning_study, "search_and_train", lambda _, store, **__: searched.append(store)
-    )
-    if given or name != ONE.search:
-        with pytest.raises(SystemExit, match="did not end well"):
-            study.search(task, "new + portfolio", 0)
-        assert searched == [study.store(task, 0)]
-        assert not own.exists()
-    else:
-        study.search(task, "new + portfolio", 0)
-        expected = json.loads(of_new.read_text("utf-8")) | {"strategy": "new + portfolio"}
-        assert json.loads(own.read_text("utf-8")) == expected
-        assert not searched
-
-
-@pytest.mark.slow
-def test_the_study_of_the_documentation_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    tuning_study.main(["--report", str(ROOT / "docs" / "tuning_study")])
-    printed = capsys.readouterr().out.replace("-0.", "−0.")
-    page = (ROOT / "docs" / "tuning.md").read_text("utf-8")
-    intervals = re.compile(r"[+−]0\.\d{3} \[[+−]0\.\d{3}, [+−]0\.\d{3}\]")
-    stated = intervals.findall(page.rpartition("\n## ")[2])
-    assert len(stated) >= 4  # of each strategy, pooled over the tasks
-    assert [value for value in stated if value not in printed] == []
+    """From raw records to the tables, of one strategy."""
+    monkeypatch.setattr(tuning, "TASKS", (TASK,))
+    monkeypatch.setattr(tuning, "SETS", {"waves": ("Made", None)})
+    monkeypatch.setattr("studies.tuning_tasks.SETS", {"waves": ("Made", None)})
+    monkeypatch.setattr(tuning, "read_records", lambda name, data: waves())
+    monkeypatch.setattr(tuning, "EVALUATIONS", 6)
+    monkeypatch.setattr(tuning_features, "STEPS", 2)
+    monkeypatch.setattr(tuning_features, "POOL", {1: 300})
+    monkeypatch.setattr("studies.tuning_heads.POOL", {1: 300})
+    (tmp_path / "done").mkdir()
+    work = tuning.Work(tmp_path, tmp_path, TASK, 0, ("all families", "random"))
+    threads = torch.get_num_threads()
+    assert "all families, random in" in tuning.perform(work)
+    torch.set_num_threads(threads)
+    assert work.left() == []
+    assert {path.name for path in (tmp_path / "features").glob("*.npy")} == {
+        f"waves-{encoder}.npy" for encoder in tuning_features.ENCODERS
+    }
+    tuning.collect(tmp_path)
+    tuning.main(["--report", str(tmp_path / "searches.json")])
+    assert "| Made | " in capsys.readouterr().out

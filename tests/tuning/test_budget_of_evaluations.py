@@ -1,0 +1,77 @@
+"""A budget of evaluations: what stopped trials count, and that trials are read once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmd_ray.console.progress import Display
+from benchmd_ray.tuning import trial_log
+from benchmd_ray.tuning.families import Family
+from benchmd_ray.tuning.limits import Budget, Limits, Place
+from benchmd_ray.tuning.method import Method
+from benchmd_ray.tuning.spaces import Parameter, Space
+from benchmd_ray.tuning.study import Study
+
+RATE = "transfer.optimiser.lr"
+SPACE = Space("made", (Parameter(RATE, "log float", 1e-3, low=1e-5, high=0.1),))
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    family = Family("scratch", "finetune-full", SPACE, ())
+    return Study(tmp_path / "log", [family], Method(sampler="random"))
+
+
+def test_a_stopped_trial_counts_as_the_share_that_it_was_trained(study: Study) -> None:
+    budget = Budget(trials=None, evaluations=10)
+    limits = Limits(study, budget, Place(1.0, 0.0, 1), lambda: False, Display())
+    stopped_after = {3: 1, 4: 2, 5: 1}  # steps that were reported, by trial
+    while len(study.unfinished()) == 0 and limits.exploring:
+        job = limits.next_job()
+        assert job is not None
+        looks = stopped_after.get(job.number)
+        for step in range(1, 1 + (looks or 2)):
+            is_last = looks == step
+            stop = study.reported(job.number, step, 0.1 if is_last else 0.5, 1.0)
+            assert stop == is_last
+        if looks:
+            study.ended(job.number, 0, seconds=1.0)
+        else:
+            study.evaluated(job.number, 0, {"ecg": 0.7}, 1.0)
+    # Five evaluations explore: trials 0 to 2, 1/9 + 1/3 + 1/9 of the stopped ones, 6 and 7.
+    assert study.begun == 8
+    assert study.spent_evaluations == pytest.approx(5 + 5 / 9)
+    job = limits.next_job()
+    assert job is not None
+    assert job.evaluation == 1
+
+
+def test_a_trial_is_read_again_only_where_it_or_the_start_has_changed(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    trial_of = trial_log.trial_of
+
+    def counted(trial, start):  # type: ignore[no-untyped-def]
+        read.append(trial.number)
+        return trial_of(trial, start)
+
+    monkeypatch.setattr(trial_log, "trial_of", counted)
+    for _ in range(3):
+        study.propose()
+    for number, score in enumerate((0.7, 0.8, 0.6)):
+        study.evaluated(number, 0, {"ecg": score}, 1.0)
+    study.trials()
+    read.clear()
+    assert [trial.score for trial in study.trials()] == [0.7, 0.8, 0.6]
+    assert read == []
+    study._grant(1, 1)
+    study.evaluated(1, 1, {"ecg": 0.9}, 1.0)
+    assert dict(study.trials()[1].evaluations) == {0: 0.8, 1: 0.9}
+    assert {*read} == {1}
+    study._grant(0, 1)
+    study.evaluated(0, 1, {"ecg": 0.6}, 1.0)
+    assert study.trials()[1].score == pytest.approx(0.65 + 0.2)
+    assert {*read} == {0, 1, 2}  # all are relative to the start
