@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +31,6 @@ from benchmd_ray.tuning.portfolio import (
 from benchmd_ray.tuning.records import read_searches
 from benchmd_ray.tuning.spaces import Parameter, Space
 
-PROJECT = Path(__file__).resolve().parents[2]
 LR = "transfer.optimiser.lr"
 KIND = SearchKind(1, "pretrained", "linear", "auroc")
 
@@ -270,18 +268,6 @@ def test_what_was_learned_on_a_target_or_its_origin_is_not_used(store, write_man
     assert not given(write_manifest("mimic-cxr"), target)
     both = given(source, write_manifest("mimic-cxr"), target)
     assert {sought for sought, _ in both} == {"vindr-mammo"}  # whose targets are others
-
-
-@pytest.mark.slow
-def test_the_portfolio_that_ships_is_what_the_study_teaches():
-    shipped = read_portfolio()
-    again = learned_in([PROJECT / "docs" / "tuning_study"])
-    assert [(c.dataset, c.kind, c.values) for c in shipped.candidates] == [
-        (c.dataset, c.kind, c.values) for c in again.candidates
-    ]
-    for one, other in zip(shipped.candidates, again.candidates, strict=True):
-        assert one.gains == pytest.approx(other.gains, abs=1e-3)
-    assert shipped.after == again.after == {}
 
 
 def test_a_search_without_a_result_is_not_learned_from(store, tmp_path):
