@@ -186,7 +186,7 @@ def draw_curves(record: SearchRecord) -> Drawn:
     mark_legend(figure, handles)
     caption = joined(
         "The highest score so far within the first evaluation of each trial.",
-        "A trial is stopped where it is not in the best third of those that came as far; the start "
+        "A trial is stopped where it is in the worst third of those that came as far; the start "
         "never is."
         if stopped
         else "",

@@ -138,7 +138,7 @@ def families_of(
     The first one's start is that of the search; the others follow by cost, the cheapest first.
     """
     starts, notes = _starts(tuning, group, gpu=gpu)
-    by_cost = sorted(starts, key=lambda key: _cost(*key, starts[key][0], group[0]))
+    by_cost = sorted(starts, key=lambda key: _cost(key[0], key[1], starts[key][0], group[0]))
     first = next((key for key in by_cost if _is_start(tuning, *key)), by_cost[0])
     families = []
     for key in (first, *(key for key in by_cost if key != first)):

@@ -237,7 +237,7 @@ def _looks(family: Family) -> str:
     if len(family.settings) > 1 or family.settings[0].execution.workers > 1 or not steps:
         return ""
     at = ", ".join(f"{step:,}" for step in steps)
-    return f" (stopped early at {at} {stage.unit} unless in the best third)"
+    return f" (the worst third stops at {at} {stage.unit})"
 
 
 def _space(family: Family) -> pd.DataFrame:

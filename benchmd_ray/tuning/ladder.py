@@ -53,12 +53,13 @@ def expected_evaluations(trials: int, until: int) -> int:
 
 
 def falls_behind(score: float, reached: Sequence[float]) -> bool:
-    """Whether a trial stops at a step, as it is not in the best third of those that reached it.
+    """Whether a trial stops at a step, as it is in the worst third of those that reached it.
 
-    ``reached`` has the scores of all trials that reached the step, including this one.
+    ``reached`` has the scores of all trials that reached the step, including this one. Early scores
+    are noisy, and proposals of a model are alike: to stop more of them stops the best ones as well.
     """
     better = sum(other > score for other in reached)
-    return len(reached) >= FEWEST and better >= max(1, len(reached) // REDUCTION)
+    return len(reached) >= FEWEST and better >= len(reached) - len(reached) // REDUCTION
 
 
 def next_evaluation(

@@ -40,7 +40,7 @@ def test_it_names_families_and_what_each_varies(write_manifest, estimated):
     assert "At most 12 trials, 4 at once, sampler tpe." in text
     assert "Scored by AUROC on 1 / 5 of the 100 train records of ptb-xl, by patient." in text
     assert re.search(
-        r"\nscratch finetune \(stopped early at [\d, ]+ epochs unless in the best third\):", text
+        r"\nscratch finetune \(the worst third stops at [\d, ]+ epochs\):", text
     )
     for name in ("random-kernels linear:", "random-kernels knn:"):
         assert f"\n{name}\n" in text

@@ -95,36 +95,27 @@ def test_zero_gives_losses_and_memory_of_each_stage() -> None:
         assert stage["ms_per_step"]["least"] > 0
 
 
-def test_the_price_of_a_certain_choice_is_simulated() -> None:
-    result = run("studies.search_price", "--searches", "2", "--evaluations", "12")
-    highest, choice = result["found"]
-    assert (highest["strategy"], choice["strategy"]) == ("highest", "choice")
-    assert highest["start_kept"] < 1
-    assert highest["gain"] <= result["gain"]
+def test_searches_are_simulated_by_what_they_search() -> None:
+    few = ["--searches", "2", "--amount", "12", "--processes", "1"]
+    rows = run("studies.search_price", *few, "--world", "twice", "useless")["rows"]
+    assert [(row["world"], row["choice"]) for row in rows] == [
+        (world, choice) for world in ("twice", "useless") for choice in ("highest", "cautious")
+    ]
+    twice, cautious, useless, _ = rows
+    assert useless["gain"] == 0 == useless["worse"]
+    assert twice["keeps_start"] <= cautious["keeps_start"]
+    assert twice["trials"] == cautious["trials"] > 6  # stopped ones count less than one evaluation
 
 
-@pytest.mark.nightly
-def test_samplers_and_ways_to_stop_are_compared() -> None:
-    few = ["--methods", "--searches", "2", "--evaluations", "4"]
-    found = run("studies.search_price", *few)["found"]
-    expected = {f"{s}, {w}" for s in ("tpe", "random") for w in ("racing", "asha", "none")}
-    assert {one["strategy"] for one in found} == expected
-    assert all(one["start_kept"] == 1 for one in found)  # four evaluations show nothing
+def test_a_search_of_several_families_is_simulated() -> None:
+    from studies.search_price import FAMILIES, Kind, search
 
-
-def test_levels_of_the_choice_are_simulated(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from studies import search_price
-
-    kinds = (((4,), {"height": 0.0}), ((4, 6), {"height": 0.2, "evaluations": 1}))
-    monkeypatch.setattr(search_price, "LEVELS", kinds)
-    search_price.main(["--levels", "--searches", "3"])
-    useless, gaining = json.loads(capsys.readouterr().out)["found"]
-    assert (useless["trials"], gaining["trials"]) == ([4], [4, 6])
-    assert useless["gain"] == 0
-    assert gaining["gain"] in [pytest.approx(0.2 * n / 3, rel=1e-3) for n in range(4)]
-    assert useless["start_kept"] + useless["no_better_than_start"] == pytest.approx(1)
+    outcomes = [
+        search(Kind("useless", "random", "evaluations", 30, (*FAMILIES,)), s)[0] for s in (0, 1)
+    ]
+    for outcome in outcomes:
+        assert outcome.gain in {gain for gain, _ in FAMILIES.values()}
+        assert outcome.best_family == (outcome.gain == 0.03)
 
 
 @pytest.mark.nightly

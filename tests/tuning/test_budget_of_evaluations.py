@@ -1,4 +1,4 @@
-"""A budget of evaluations: what stopped trials count, and that trials are read once."""
+"""A budget of evaluations: which trials stop, what they count, and that trials are read once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from benchmd_ray.console.progress import Display
 from benchmd_ray.tuning import trial_log
 from benchmd_ray.tuning.families import Family
+from benchmd_ray.tuning.ladder import falls_behind
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.spaces import Parameter, Space
@@ -46,6 +47,13 @@ def test_a_stopped_trial_counts_as_the_share_that_it_was_trained(study: Study) -
     job = limits.next_job()
     assert job is not None
     assert job.evaluation == 1
+
+
+@pytest.mark.parametrize(("trials", "stopped"), [(2, 0), (3, 1), (5, 1), (6, 2), (9, 3)])
+def test_the_worst_third_at_a_step_stops(trials: int, stopped: int) -> None:
+    scores = [0.6 + number / 100 for number in range(trials)]
+    assert [falls_behind(score, scores) for score in scores] == [n < stopped for n in range(trials)]
+    assert not falls_behind(0.7, [0.7] * 9)  # equal scores stop nobody
 
 
 def test_a_trial_is_read_again_only_where_it_or_the_start_has_changed(
