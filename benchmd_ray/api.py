@@ -360,7 +360,7 @@ def tune(
     """
     from benchmd_ray.evaluation.registry import benchmark
     from benchmd_ray.service.choice import Choice
-    from benchmd_ray.service.searches import Tuning
+    from benchmd_ray.service.families import Tuning
     from benchmd_ray.service.tune_and_train import search_and_train
     from benchmd_ray.settings.arguments import assignments
     from benchmd_ray.tuning.limits import Budget

@@ -22,8 +22,9 @@ from benchmd_ray.cluster.connection import connected
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.search_session import Searched
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.service.tune import run_searches
 from benchmd_ray.training.jobs import TransferJob
 from benchmd_ray.training.launch import launch

@@ -36,7 +36,7 @@ from benchmd_ray.console.terminal import echo
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchmd_ray.service.searches import Tuning
+    from benchmd_ray.service.families import Tuning
     from benchmd_ray.tracking.dashboard import Dashboard
 
 
@@ -237,7 +237,7 @@ def _learn(stores: Sequence[Path]) -> None:
 
 
 def _tuning(options: dict[str, Any]) -> Tuning:
-    from benchmd_ray.service.searches import Tuning
+    from benchmd_ray.service.families import Tuning
     from benchmd_ray.tuning.limits import Budget
     from benchmd_ray.tuning.method import Method
     from benchmd_ray.tuning.portfolio import Portfolio, read_portfolio

@@ -14,9 +14,9 @@ from benchmd_ray.demo import PACKAGES, WRITERS
 from benchmd_ray.errors import count_of, unknown_name
 from benchmd_ray.evaluation.registry import benchmarks, named_by
 from benchmd_ray.extensions.extras import is_installed, require
+from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.plan import Choice, Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
-from benchmd_ray.service.searches import Tuning
 from benchmd_ray.service.steps import Evaluate
 from benchmd_ray.service.tune_and_train import search_and_train
 from benchmd_ray.ssl import BASELINES, METHODS, SCRATCH

@@ -24,8 +24,9 @@ from benchmd_ray.runs.files import TRIALS as TABLE
 from benchmd_ray.runs.places import location_of
 from benchmd_ray.runs.store import read_run, shown
 from benchmd_ray.schema.typed import Finite
+from benchmd_ray.service.families import Tuning, family_stage
 from benchmd_ray.service.logged import LoggedSearch
-from benchmd_ray.service.searches import SearchPlan, Tuning, family_stage
+from benchmd_ray.service.searches import SearchPlan
 from benchmd_ray.service.trial_place import Room, longest
 from benchmd_ray.settings.definition import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder

@@ -13,8 +13,9 @@ from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, NoRoom, count_of
 from benchmd_ray.service.capacity import SLACK, Capacity, Need
 from benchmd_ray.service.cost import Inputs
+from benchmd_ray.service.families import Tuning, family_stage
 from benchmd_ray.service.nodes import Nodes
-from benchmd_ray.service.searches import SearchPlan, Tuning, execution_of, family_stage
+from benchmd_ray.service.searches import SearchPlan, execution_of
 from benchmd_ray.service.steps import pretrain_step, transfer_step
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.families import Family

@@ -24,20 +24,13 @@ from benchmd_ray.models.imagenet import imagenet_weights
 from benchmd_ray.runs.files import INNER, SEARCHES
 from benchmd_ray.runs.places import backing_of, location_of
 from benchmd_ray.runs.store import read_run, require_weights
+from benchmd_ray.service.families import Tuning, family_choice, family_stage
 from benchmd_ray.service.logged import LoggedSearch, quieted
 from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.search_session import Searched, Session, TrialObserver
-from benchmd_ray.service.searches import (
-    SearchPlan,
-    Tuning,
-    execution_of,
-    family_choice,
-    family_stage,
-    of_sources,
-    planned_searches,
-)
+from benchmd_ray.service.searches import SearchPlan, execution_of, of_sources, planned_searches
 from benchmd_ray.service.trial_place import Room, memory_of
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, technique_named

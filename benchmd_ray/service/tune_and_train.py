@@ -10,17 +10,11 @@ from typing import Any
 from benchmd_ray.evaluation.registry import USUAL
 from benchmd_ray.service.capacity import cluster_capacity
 from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.families import Tuning, family_choice, family_stage
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.search_session import Searched
-from benchmd_ray.service.searches import (
-    SearchPlan,
-    Tuning,
-    family_choice,
-    family_stage,
-    of_sources,
-    planned_searches,
-)
+from benchmd_ray.service.searches import SearchPlan, of_sources, planned_searches
 from benchmd_ray.service.tracked import TrackedSearch, observers
 from benchmd_ray.service.tune import run_searches, tuning_cluster
 from benchmd_ray.ssl import SCRATCH

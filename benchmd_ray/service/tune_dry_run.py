@@ -20,13 +20,11 @@ from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.cost import labelled_rows
 from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.dry_run import DryRun, size
+from benchmd_ray.service.families import Tuning, family_choice, family_stage
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.searches import (
     SearchPlan,
-    Tuning,
     execution_of,
-    family_choice,
-    family_stage,
     labels_of,
     of_sources,
     planned_searches,

@@ -12,7 +12,8 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.choice import technique_settings
-from benchmd_ray.service.searches import planned_searches, space_of
+from benchmd_ray.service.families import space_of
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.tuning.spaces import starting_at
 

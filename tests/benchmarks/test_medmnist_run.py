@@ -23,8 +23,9 @@ from benchmd_ray.report.write import write_tables
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
+from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.plan import make_plan
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.service.tune_and_train import candidate_plan
 from benchmd_ray.settings.definition import ENCODERS, Settings, default_settings, updated
 from benchmd_ray.tuning import stages

@@ -14,7 +14,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.networks import NETWORK
 from benchmd_ray.models.resnet import RESNETS, ResNetOptions
 from benchmd_ray.runs.files import BEST
-from benchmd_ray.service.searches import space_of
+from benchmd_ray.service.families import space_of
 from benchmd_ray.settings.definition import (
     Settings,
     as_dict,

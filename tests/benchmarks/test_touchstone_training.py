@@ -47,9 +47,10 @@ from benchmd_ray.runs.predictions import Predictions, predictions_path, read_pre
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.execute import evaluate_run, transfer_run
+from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.scored import is_scored
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.settings.definition import updated
 from benchmd_ray.training.segmented import BASELINE, COLUMNS, fault, mask_folder
 from benchmd_ray.tuning.stages import Arm, FamilyWork, Transfer, TrialContext

@@ -27,7 +27,8 @@ from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import sha256
 from benchmd_ray.service.choice import Choice
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.families import Tuning
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.service.simulate import Resources
 from benchmd_ray.service.tune import InnerCatalogs
 from benchmd_ray.service.tune_dry_run import estimate_searches

@@ -21,8 +21,9 @@ from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.execute import evaluate_run, transfer_run, transfer_settings
+from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.plan import make_plan
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.settings.definition import updated
 from benchmd_ray.ssl.brought import own_encoder
 from benchmd_ray.training.weights import load_encoder

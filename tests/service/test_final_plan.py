@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.search_session import Searched
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.service.tune_and_train import final_plan
 from benchmd_ray.tuning.trials import Trial
 from benchmd_ray.tuning.written import folds

@@ -13,9 +13,10 @@ from benchmd_ray.files.atomic import sha256
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.protocols import ENSEMBLES
 from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.plan import Plan
 from benchmd_ray.service.schedule import run_plan
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.service.steps import Fit, Pretrain
 from benchmd_ray.service.tune_and_train import candidate_plan
 from benchmd_ray.settings.definition import as_dict

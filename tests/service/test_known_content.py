@@ -21,8 +21,9 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import digest
 from benchmd_ray.service import searches
 from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.learning import learned_in
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.tuning.portfolio import Portfolio, read_portfolio, write_portfolio
 from benchmd_ray.tuning.records import read_search
 

@@ -12,8 +12,9 @@ from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import digest
 from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.learning import learned_in
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.service.simulate import Resources
 from benchmd_ray.service.tune_dry_run import estimate_searches
 from benchmd_ray.settings.definition import Settings

@@ -21,9 +21,10 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.files.atomic import digest, json_bytes
 from benchmd_ray.runs.store import Run
 from benchmd_ray.service.choice import Choice, technique_settings, with_setting
+from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.naming import pretraining, transferring
 from benchmd_ray.service.resolved import resolve_settings
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.ssl import SCRATCH
 
 RECORDED = Path(__file__).with_name("names.json")

@@ -26,10 +26,11 @@ from benchmd_ray.runs.pretraining_data import SEEN
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
+from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.naming import transferring
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.schedule import run_plan
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.service.simulate import Resources
 from benchmd_ray.service.tune_dry_run import estimate_searches
 from benchmd_ray.settings.definition import ENCODERS, Settings, updated

@@ -11,7 +11,8 @@ from benchmd_ray.data.inner import Labelled
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service import tune
 from benchmd_ray.service.choice import Choice
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.families import Tuning
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.settings.definition import LABEL_SETTINGS, Settings
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method

@@ -8,7 +8,8 @@ from benchmd_ray.errors import BenchmdError, NoRoom
 from benchmd_ray.service import trial_place
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.choice import Choice
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.families import Tuning
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.service.trial_place import Room
 
 CHOSEN = ("execution.device=cuda", "execution.gpu_share=0.5", "execution.cpus_per_worker=2")

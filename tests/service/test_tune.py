@@ -21,7 +21,8 @@ from benchmd_ray.errors import BenchmdError, Busy, Stopped
 from benchmd_ray.files.atomic import locked, sha256, write_json
 from benchmd_ray.runs.places import store_folder
 from benchmd_ray.service.choice import Choice
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.families import Tuning
+from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.service.tune import run_searches
 from benchmd_ray.service.watching import state_of
 from benchmd_ray.settings.definition import as_dict, default_settings, load_settings
@@ -421,6 +422,7 @@ def test_one_process_at_a_time_works_on_a_search(tuning, tmp_path):
         searched(tuning(), tmp_path)
 
 
+DROPOUT = ("dropout", "embedding_dropout")
 PRETRAINED = "pretrain.optimiser.lr: {kind: log float, low: 1.0e-5, high: 1.0e-2}\n"
 
 
@@ -433,13 +435,16 @@ def test_a_trial_of_several_workers_finds_what_one_finds(
     tuning, tmp_path, setting, space, technique
 ):
     """But for rounding: nothing is dropped, whose draws depend on the number of workers."""
-    usual = ("encoder.dropout=0", "encoder.embedding_dropout=0")
     budget = Budget(evaluations=1)
     request = tuning(searched=(setting,), space=space, techniques=(technique,), budget=budget)
-    one = replace(request, choice=replace(request.choice, assignments=usual))
-    on_two = replace(request.choice, assignments=(*usual, "execution.workers=2"))
+
+    def with_changes(**changes):
+        overrides = (*request.choice.overrides, {"encoder": dict.fromkeys(DROPOUT, 0.0)}, changes)
+        return replace(request, choice=replace(request.choice, overrides=overrides))
+
+    one, on_two = with_changes(), with_changes(execution={"workers": 2})
     one = results(searched(one, tmp_path / "one").folder)
-    two = results(searched(replace(request, choice=on_two), tmp_path / "two").folder)
+    two = results(searched(on_two, tmp_path / "two").folder)
     assert list(two["state"]) == ["complete"]
     assert two["value"].to_numpy() == pytest.approx(one["value"].to_numpy(), abs=0.01)
     (varied, *_) = [name for name in one if name.endswith("optimiser.lr")]

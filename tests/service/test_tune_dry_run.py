@@ -8,8 +8,9 @@ import pytest
 from benchmd_ray.console.progress import duration
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.dry_run import print_estimates
+from benchmd_ray.service.families import Tuning, family_choice
 from benchmd_ray.service.plan import make_plan
-from benchmd_ray.service.searches import Tuning, family_choice, of_sources, planned_searches
+from benchmd_ray.service.searches import of_sources, planned_searches
 from benchmd_ray.service.simulate import Resources
 from benchmd_ray.service.tune_dry_run import estimate_searches
 from benchmd_ray.tuning.ladder import expected_evaluations

@@ -14,7 +14,7 @@ from benchmd_ray.data.medmnist_cards import COLLECTION, CURRENT
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.service.choice import Choice, technique_settings
-from benchmd_ray.service.searches import Tuning, space_of
+from benchmd_ray.service.families import Tuning, space_of
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
