@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
+from scipy.stats import norm
 
 START = 0
 """Number of the trial with which all others are compared."""
@@ -183,6 +184,8 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float:
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
+CUT = 5
+"""Evaluations that score every patient once."""
 DRAWS = 1000
 """Simulated searches from which the optimism of a choice is estimated."""
 
@@ -191,7 +194,9 @@ def optimism(scores: Scores) -> float | None:
     """By how much the mean score of the choice is too high for having been the highest.
 
     The mean over simulated searches with as many trials and evaluations, whose effects and noise
-    are normal with the variances of these scores. None if no trial has two evaluations.
+    are normal. The effects' spread is that of the better half, as bad settings have a long tail. At
+    most `CUT` evaluations of a trial count: later ones score the same patients again. In simulated
+    worlds it is a quarter too low in the mean. None if no trial has two evaluations.
     """
     start = scores[START]
     arrays = [paired_differences(row, start) for n, row in scores.items() if n != START]
@@ -201,9 +206,10 @@ def optimism(scores: Scores) -> float | None:
     freedom = sum(len(array) - 1 for array in repeated)
     squares = sum(float(((array - array.mean()) ** 2).sum()) for array in repeated)
     noise = squares / freedom / 2  # half of it is the start's
-    first = np.array([array[0] for array in arrays])
-    spread = math.sqrt(max(0.0, float(first.var(ddof=1)) - noise)) if len(first) > 1 else 0.0
-    return _simulated(first.mean(), spread, math.sqrt(noise), [len(array) for array in arrays])
+    middle, upper = np.quantile([array[0] for array in arrays], (0.5, norm.cdf(1)))
+    spread = math.sqrt(max(0.0, float(upper - middle) ** 2 - noise))
+    evaluations = [min(len(array), CUT) for array in arrays]
+    return _simulated(float(middle), spread, math.sqrt(noise), evaluations)
 
 
 def _simulated(center: float, spread: float, noise: float, evaluations: Sequence[int]) -> float:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmd_ray.console.progress import Display
 from benchmd_ray.tuning import trial_log
 from benchmd_ray.tuning.families import Family
-from benchmd_ray.tuning.ladder import falls_behind
+from benchmd_ray.tuning.ladder import falls_behind, optimism
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.spaces import Parameter, Space
@@ -83,3 +85,16 @@ def test_a_trial_is_read_again_only_where_it_or_the_start_has_changed(
     study.evaluated(0, 1, {"ecg": 0.6}, 1.0)
     assert study.trials()[1].score == pytest.approx(0.65 + 0.2)
     assert {*read} == {0, 1, 2}  # all are relative to the start
+
+
+@pytest.mark.parametrize("tail", [0.0, 1.0])
+def test_the_optimism_is_about_what_the_highest_of_equal_trials_gains(tail: float) -> None:
+    """Of 20 equal trials and the start, for some of which a bad setting costs much."""
+    draws, estimates = np.random.default_rng(0), []
+    for _ in range(12):
+        scores = draws.normal(0.8, 0.02, (21, 5))
+        scores[15:] -= tail
+        table = {n: dict(enumerate(row)) for n, row in enumerate(scores)}
+        estimates.append(optimism(table))
+    highest = draws.normal(0.0, 0.02 / math.sqrt(5), (20_000, 15 if tail else 21)).max(axis=1)
+    assert 0.55 < np.mean(estimates) / highest.mean() < 1.1
