@@ -8,7 +8,7 @@ from kinds import MODALITIES
 
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.inner import Labelled
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, BucketError
 from benchmd_ray.service import tune
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.families import Tuning
@@ -341,6 +341,23 @@ def test_patients_who_are_scored_later_are_barred(inner, policy):
     assert calls[0] == ("nih-cxr-ap", 0, {"barred": ["nih-cxr-pa"], "labelled": None})
     without, _ = inner("nih-cxr-ap", policy=policy)
     assert without.name != search.name
+
+
+def test_inner_catalogs_wait_for_a_store_that_is_away(planned, monkeypatch, tmp_path):
+    away, calls = BucketError("s3://lab cannot be reached"), []
+    away.away = True
+
+    def inner_catalog(source, *_, **__):
+        calls.append(source)
+        if len(calls) == 1:
+            raise away
+        return source
+
+    monkeypatch.setattr(tune, "inner_catalog", inner_catalog)
+    monkeypatch.setattr(tune, "barred_patients", lambda *_: frozenset())
+    catalogs = tune.InnerCatalogs(planned(), tmp_path, lambda: None)
+    (catalog,) = catalogs(3)
+    assert (catalog.dataset, len(calls)) == ("ptb-xl", 2)
 
 
 def test_every_modality_has_families(write_manifest):
