@@ -291,6 +291,7 @@ class Session:
         with suppress(Transient, OSError):  # if a process is still ending, the next session does it
             self.alone()
             leave_only(self.work.folder, unfinished)
+            keep_best(self.work.folder, [START, *study.leading(KEPT)])
         if unfinished:
             return
         if isinstance(self.work.folder, Path):
@@ -336,7 +337,8 @@ class Session:
         study = limits.study
         write_trials(self.folder, study, self.work)
         self.clock.note()
-        keep_best(self.work.folder, [START, *study.leading(KEPT)])
+        with suppress(Transient, OSError):  # it is repeated at the end
+            keep_best(self.work.folder, [START, *study.leading(KEPT)])
         if time.monotonic() > self._swept + SWEEP_SECONDS and self.work.folder != self.folder:
             self._swept = time.monotonic()
             with suppress(Transient, OSError):  # it is repeated at the end

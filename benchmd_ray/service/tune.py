@@ -163,13 +163,16 @@ class InnerCatalogs:
         """Those of an evaluation, one for each source of the search."""
         if evaluation not in self._written:
             self._written[evaluation] = [
-                inner_catalog(
-                    source,
-                    self._folder,
-                    evaluation,
-                    self._check,
-                    barred=barred,
-                    labelled=self._labelled,
+                patiently(
+                    partial(
+                        inner_catalog,
+                        source,
+                        self._folder,
+                        evaluation,
+                        self._check,
+                        barred=barred,
+                        labelled=self._labelled,
+                    )
                 )
                 for source, barred in self._sources
             ]

@@ -8,8 +8,8 @@ from kinds import MODALITIES
 
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.inner import Labelled
-from benchmd_ray.errors import BenchmdError
-from benchmd_ray.service import tune
+from benchmd_ray.errors import BenchmdError, BucketError
+from benchmd_ray.service import families, tune
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.searches import planned_searches
@@ -70,10 +70,10 @@ def test_published_encoders_are_searched_where_their_weights_are_here(planned, m
 
 def test_imagenet_is_searched_on_images_with_its_weights(planned):
     weights = {"weights": Path("imagenet.safetensors")}
-    families = {f"imagenet {mode}" for mode in ("linear", "knn", "finetune")}
-    assert families <= {*names(planned("mimic-cxr", choice=weights))}
+    imagenet = {f"imagenet {mode}" for mode in ("linear", "knn", "finetune")}
+    assert imagenet <= {*names(planned("mimic-cxr", choice=weights))}
     search = planned("ptb-xl", choice=weights)
-    assert not families & {*names(search)}
+    assert not imagenet & {*names(search)}
     (note,) = search.notes
     assert note.startswith("imagenet cannot be searched on ptb-xl: ImageNet weights are for 2-D")
 
@@ -106,6 +106,22 @@ def test_named_techniques_and_settings_are_searched_from_the_first_one(planned):
     assert names(search)[-1] == "mae finetune"
     alone = planned(techniques=("mae",), searched=("linear",))
     assert alone.name.startswith("tune-ecg-mae-linear-")
+
+
+@pytest.mark.parametrize("cheapest", ["linear", "knn"])
+def test_families_follow_the_start_by_their_cost(planned, monkeypatch, cheapest):
+    def cost(technique, setting, settings, source):
+        assert (settings.transfer.setting, source.name) == (setting, "ptb-xl")
+        return 9.0 if technique == "scratch" else float(setting != cheapest)
+
+    monkeypatch.setattr(families, "_cost", cost)
+    other = {"linear": "knn", "knn": "linear"}[cheapest]
+    assert names(planned()) == [
+        "scratch finetune",
+        f"random-kernels {cheapest}",
+        f"random-kernels {other}",
+    ]
+    assert names(planned(techniques=("random-kernels",)))[0] == f"random-kernels {cheapest}"
 
 
 def test_a_benchmark_s_start_is_that_of_a_search_over_all_families(planned):
@@ -341,6 +357,23 @@ def test_patients_who_are_scored_later_are_barred(inner, policy):
     assert calls[0] == ("nih-cxr-ap", 0, {"barred": ["nih-cxr-pa"], "labelled": None})
     without, _ = inner("nih-cxr-ap", policy=policy)
     assert without.name != search.name
+
+
+def test_inner_catalogs_wait_for_a_store_that_is_away(planned, monkeypatch, tmp_path):
+    away, calls = BucketError("s3://lab cannot be reached"), []
+    away.away = True
+
+    def inner_catalog(source, *_, **__):
+        calls.append(source)
+        if len(calls) == 1:
+            raise away
+        return source
+
+    monkeypatch.setattr(tune, "inner_catalog", inner_catalog)
+    monkeypatch.setattr(tune, "barred_patients", lambda *_: frozenset())
+    catalogs = tune.InnerCatalogs(planned(), tmp_path, lambda: None)
+    (catalog,) = catalogs(3)
+    assert (catalog.dataset, len(calls)) == ("ptb-xl", 2)
 
 
 def test_every_modality_has_families(write_manifest):

@@ -39,9 +39,7 @@ def test_it_names_families_and_what_each_varies(write_manifest, estimated):
     assert f"Starts at scratch finetune; also {others}." in text
     assert "At most 12 trials, 4 at once, sampler tpe." in text
     assert "Scored by AUROC on 1 / 5 of the 100 train records of ptb-xl, by patient." in text
-    assert re.search(
-        r"\nscratch finetune \(the worst third stops at [\d, ]+ epochs\):", text
-    )
+    assert re.search(r"\nscratch finetune \(the worst third stops at [\d, ]+ epochs\):", text)
     for name in ("random-kernels linear:", "random-kernels knn:"):
         assert f"\n{name}\n" in text
     assert "one of transformer, resnet18-1d, xresnet1d101" in text
