@@ -90,7 +90,7 @@ def _within(
         if len(row) <= left:
             return row[0], evaluation
         before = range(evaluation)
-        climbers = [number for number in climbers if granted[number] >= {*before}]
+        climbers = [number for number in climbers if {*before} <= {*granted[number]}]
         if not _have([START, *climbers], scores, before):
             return None
         best = [number for number in ranked(climbers, scores, evaluation) if number in row]
