@@ -158,7 +158,8 @@ def search(kind: Kind, seed: int) -> tuple[Outcome, Outcome]:
     memory = Path("/dev/shm")  # in which a journal is written faster than on a disk
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         study = Study(Path(folder, "log"), families, method)
-        budget = Budget(**{"trials": None, kind.budget: kind.amount})
+        about: dict[str, Any] = {"trials": None, kind.budget: kind.amount}
+        budget = Budget(**about)
         limits = Limits(study, budget, Place(1.0, 0.0, 2), lambda: False, Display())
         while (job := next(iter(study.unfinished()), None) or limits.next_job()) is not None:
             work(study, job, world, kind)

@@ -57,8 +57,14 @@ def search_before(
             trials.append({**drawn, **LACKING})
         scores[number] = {0: evaluate(number, 0)}
         trial = fixed_trial(space, {p.name: trials[number][p.name] for p in space.parameters})
-        about = {"params": trial.params, "distributions": trial.distributions}
-        seen.append(create_trial(state=TrialState.COMPLETE, value=scores[number][0], **about))
+        seen.append(
+            create_trial(
+                state=TrialState.COMPLETE,
+                value=scores[number][0],
+                params=trial.params,
+                distributions=trial.distributions,
+            )
+        )
     climbers = ranked([*scores][1:], scores, 1)[: TRIALS // 3]
     for number in (0, *climbers):
         scores[number] |= {e: evaluate(number, e) for e in range(1, RACED)}
@@ -92,7 +98,8 @@ def _sampling(sample: Sample, pairs: list[list[Trained]]) -> tuple[float, float]
     together: dict[str, float] = {}
     squares = []
     for evaluation, (start, trial) in enumerate(pairs, FRESH):
-        rows, shares = sample.fold(evaluation), {}
+        rows = sample.fold(evaluation)
+        shares: dict[str, float] = {}
         for half in sample.halves(evaluation):
             about = sample.targets[rows][half], start.logits[half], trial.logits[half]
             moved = delong_shares(*about, sample.groups[rows][half]) / 2

