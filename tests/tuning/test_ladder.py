@@ -152,13 +152,13 @@ def test_steps_within_are_a_ninth_and_a_third_of_the_most(most):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_best_third_of_those_that_reached_a_step_goes_on(seed):
+def test_the_worst_third_of_those_that_reached_a_step_stops(seed):
     scores = np.random.default_rng(seed).integers(0, 9, 11).astype(float)
     for count in range(1, len(scores)):
         reached = scores[: count + 1].tolist()
         place = sorted(reached, reverse=True).index(reached[-1])  # of equal scores, the best one
-        in_best_third = place < max(1, len(reached) // 3)
-        assert falls_behind(reached[-1], reached) is (len(reached) > 2 and not in_best_third)
+        in_worst_third = place + len(reached) // 3 >= len(reached)
+        assert falls_behind(reached[-1], reached) is (len(reached) > 2 and in_worst_third)
 
 
 # The choice.

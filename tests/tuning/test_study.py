@@ -220,9 +220,8 @@ def test_a_model_of_a_family_sees_its_trials_only(make):
 def slow_halving(order, values):
     """Trials that are stopped within the first evaluation, and at which step.
 
-    At each step a trial continues if it is in the best third of all that have reached the step so
-    far, itself among them; while these are too few for a third, if it is the best of them; and in
-    any case while they are fewer than three.
+    At each step a trial stops if it is in the worst third of all that have reached the step so far,
+    itself among them; none while they are fewer than three.
     """
     reached, stopped = {}, {}
     for trial, step in order:
@@ -232,7 +231,7 @@ def slow_halving(order, values):
         scores = reached.setdefault(step, [])
         scores.append(value)
         better = sum(other > value for other in scores)
-        if trial and len(scores) >= 3 and better >= max(1, len(scores) // 3):
+        if trial and len(scores) >= 3 and better >= len(scores) - len(scores) // 3:
             stopped[trial] = step
     return stopped
 
@@ -301,7 +300,7 @@ def test_what_a_resumed_trial_reports_again_counts_once(make):
         assert not make().reported(1, 1, 0.5, 2.0)  # it was let continue there
     assert study.trials()[1].curve == ((1, 0.5),)
     assert study.trials()[1].seconds == 2.0
-    assert make().reported(3, 1, 0.8, 1.0)
+    assert make().reported(3, 1, 0.4, 1.0)
 
 
 def test_a_stop_is_remembered_wherever_a_process_was_killed(make, tmp_path):
