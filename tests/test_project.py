@@ -125,9 +125,11 @@ def test_the_documented_commands_on_real_ecgs_run_as_written(real_data, tmp_path
     assert table.count("| mae |") == table.count("| scratch |") == 4
     assert "protocol shuffled" in (tmp_path / "ecg/report-shuffled/auroc.md").read_text("utf-8")
 
-    run_docs("real-tuning", real_data, tmp_path, (("--trials 20", "--trials 2"), LESS[-1]))
+    run_docs(
+        "real-tuning", real_data, tmp_path, (("--evaluations 40", "--evaluations 3"), LESS[-1])
+    )
     (trials,) = (tmp_path / "ecg/runs/searches").glob("tune-*/trials.parquet")
-    assert len(pd.read_parquet(trials)) == 2
+    assert len(pd.read_parquet(trials)) == 3
     assert len(pd.read_csv(tmp_path / "ecg/report/searches.csv")) == 1
 
 
