@@ -26,6 +26,7 @@ from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.checkpoints import _undamaged_step
 from benchmd_ray.training.jobs import transfer_result
 from benchmd_ray.training.weights import load_classifier, load_encoder, model_description
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import read_searches
 from benchmd_ray.tuning.spaces import space_for
@@ -52,7 +53,7 @@ def make_store(folder: Path, catalogs: list[Path]) -> Path:
     """
     (folder / "settings.yaml").write_text(SETTINGS)
     (folder / "space.yaml").write_text(SPACE)
-    arguments = ["tune", "--technique", "mae", "--setting", "linear", "--trials", "2"]
+    arguments = ["tune", "--technique", "mae", "--setting", "linear", "--trials", "2", "--single"]
     arguments += ["--settings", str(folder / "settings.yaml"), "--seed", "0", "--seed", "1"]
     arguments += ["--space", str(folder / "space.yaml")]
     for path in catalogs:
@@ -90,7 +91,8 @@ def uses(store: Path, source: Catalog, *, report: bool) -> Iterator[Callable[[],
             )
     for path in sorted(store.glob("searches/*/study.log")):
         space = space_for("mae", "linear", modality("ecg"), store.parent / "space.yaml")
-        yield lambda path=path, space=space: Study(path, space, Method()).trials()
+        families = [Family("mae", "linear", space, ())]
+        yield lambda path=path, families=families: Study(path, families, Method()).trials()
     for path in sorted(store.glob("inner/catalogs/ptb-xl-*")):
         yield lambda path=path: verify(open_catalog(path))
 

@@ -71,9 +71,11 @@ def family_stage(family: Family) -> Stage:
 
 
 def family_choice(tuning: Tuning, technique: str, setting: str = "") -> Choice:
-    """The choice of a technique's runs: the benchmark's start is for its own technique alone."""
+    """The choice of a technique's runs: the benchmark's start may be for others alone."""
     choice, start = tuning.choice, tuning.choice.chosen_start
-    if start.technique not in (None, technique):
+    if start.technique not in (None, technique) or (
+        setting and start.setting not in (None, setting)
+    ):
         evaluated = choice.evaluated or choice.bench
         choice = replace(
             choice, bench=USUAL, start="", evaluated=evaluated, techniques=(), settings=()
@@ -185,9 +187,12 @@ def _candidates(tuning: Tuning, group: Sequence[PlannedDataset]) -> Iterator[tup
         if not kind.task.segments:  # as networks of masks are trained from random weights
             brought = at_hand(kind.signal, tuning.choice.weights)
             techniques = (*techniques, *BASELINES, *brought)
+    start = tuning.choice.chosen_start
     for technique in dict.fromkeys(techniques):
-        for setting in tuning.searched or USUAL_SETTINGS:
-            is_named = tuning.searched and technique in tuning.techniques
+        is_bound = not tuning.searched and start.technique in (None, technique)
+        only = start.setting if is_bound else None
+        for setting in (only,) if only else tuning.searched or USUAL_SETTINGS:
+            is_named = only or (tuning.searched and technique in tuning.techniques)
             if is_named or setting.partition("-")[0] in _modes(technique, kind):
                 yield technique, setting
 
@@ -226,7 +231,7 @@ def _start(
     tuning: Tuning, source: PlannedDataset, technique: str, setting: str, *, gpu: bool
 ) -> Settings:
     """The settings that a family starts from on a source."""
-    choice = family_choice(tuning, technique)
+    choice = family_choice(tuning, technique, setting)
     start, reason = technique_settings(choice, source.kind, technique)
     if reason is not None:
         raise BenchmdError(f"{technique} cannot be searched on {source.name}: {reason}.")

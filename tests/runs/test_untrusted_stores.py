@@ -40,6 +40,7 @@ from benchmd_ray.runs.store import read_run, read_stores
 from benchmd_ray.service.search_session import _Worked
 from benchmd_ray.training.checkpoints import _description
 from benchmd_ray.training.jobs import transfer_result
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import read_searches, read_trials
 from benchmd_ray.tuning.spaces import space_for
@@ -472,7 +473,8 @@ def refusals(store: Path, path: Path) -> list[str]:
 
 def reopened(search: Path) -> object:
     space = space_for("mae", "linear", MODALITIES["ecg"], search.parents[2] / "space.yaml")
-    return Study(search / "study.log", space, Method()).trials()
+    families = [Family("mae", "linear", space, ())]
+    return Study(search / "study.log", families, Method()).trials()
 
 
 def test_one_damaged_run_is_named_and_excluded(store, tmp_path):

@@ -62,6 +62,7 @@ from benchmd_ray.service.estimate import measured_runs
 from benchmd_ray.training.checkpoints import _undamaged_step
 from benchmd_ray.training.jobs import transfer_result
 from benchmd_ray.training.weights import load_classifier, load_encoder
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import read_searches
 from benchmd_ray.tuning.spaces import space_for
@@ -161,8 +162,9 @@ def of_searches(place: Place) -> Iterator[Use]:
 def of_studies(place: Place) -> Iterator[Use]:
     """What resumes a search."""
     space = space_for("mae", "linear", modality("ecg"), place.space)
+    families = [Family("mae", "linear", space, ())]
     for path in place.store.glob("searches/*/study.log"):
-        yield lambda path=path: _no(Study(path, space, Method()).trials())
+        yield lambda path=path: _no(Study(path, families, Method()).trials())
 
 
 def of_catalogs(place: Place) -> Iterator[Use]:
