@@ -4,7 +4,7 @@ A search of linear evaluation, in evaluations a second: Ray Tune places them, an
 the frozen encoder makes of the records, against the same evaluations one after the other in this
 process, each of which encodes the records anew. Both do one at a time, which must reach the same
 AUROC both ways; none is stopped early. Starting Ray and importing PyTorch, which a separate command
-for each evaluation would take as well, are left out of both.
+for each evaluation would take as well, count for neither.
 """
 
 from __future__ import annotations

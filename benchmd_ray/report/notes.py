@@ -37,6 +37,8 @@ def notes(rows: pd.DataFrame) -> list[str]:
         lines.append(
             "validation: where a model is trained in epochs, this split chose the best one, so its "
             "AUROC is slightly optimistic."
+            + " Fold models chose it on their own fold instead."
+            * bool((protocols == START).any())
         )
     if (aurocs["setting"] == "linear").any():
         lines.append("linear: a head on the frozen encoder, all labels.")

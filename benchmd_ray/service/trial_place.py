@@ -17,7 +17,6 @@ from benchmd_ray.service.families import Tuning, family_stage
 from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.searches import SearchPlan, execution_of
 from benchmd_ray.service.steps import pretrain_step, transfer_step
-from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.limits import Place
 
@@ -122,7 +121,7 @@ class Room:
 def _small(plan: SearchPlan) -> bool:
     """Whether even the longest evaluation of each family leaves room on a GPU."""
     for family in plan.families:
-        pretrains = family.technique != SCRATCH and family_stage(family).pretrains
+        pretrains = family_stage(family).pretrains
         for source, settings in zip(plan.sources, family.settings, strict=True):
             step = pretrain_step(family.technique) if pretrains else transfer_step(settings)
             work = step.work(Inputs(family.technique, settings, source))

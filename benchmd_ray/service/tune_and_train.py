@@ -17,7 +17,6 @@ from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import SearchPlan, of_sources, planned_searches
 from benchmd_ray.service.tracked import TrackedSearch, observers
 from benchmd_ray.service.tune import run_searches, tuning_cluster
-from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tracking.dashboard import Dashboard
 from benchmd_ray.training.jobs import PRETRAINED, Fold
 from benchmd_ray.tuning.families import Family
@@ -137,7 +136,7 @@ def candidate_plan(
         replace(i, settings=replace(i.settings, execution=before[i.name].settings.execution))
         for i in of_sources(plan, search)
     ]
-    within = family.technique != SCRATCH and family_stage(family).pretrains
+    within = family_stage(family).pretrains
     shared = {
         item.name
         for item in items

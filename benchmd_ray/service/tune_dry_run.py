@@ -33,7 +33,6 @@ from benchmd_ray.service.searches import (
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.trial_place import longest, place_of
 from benchmd_ray.settings.definition import Settings
-from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.ladder import expected_evaluations, steps_within
 from benchmd_ray.tuning.limits import Budget, Place
@@ -89,7 +88,7 @@ class _Search:
         return {
             item.name: item.seconds
             for family in self.plan.families
-            if not _pretrains(family)
+            if not family_stage(family).pretrains
             for item in self.runs[family.name].items
             if not item.step.scores
         }
@@ -107,10 +106,6 @@ class _Search:
             for item in self.runs[family.name].items
             if item.step.makes_run and item.name not in self.shared
         )
-
-
-def _pretrains(family: Family) -> bool:
-    return family.technique != SCRATCH and family_stage(family).pretrains
 
 
 def _estimate(search: _Search, store: Path) -> DryRun:
@@ -265,7 +260,7 @@ def _search_seconds(search: _Search) -> tuple[float, float, int | None]:
     mean = sum(search.evaluation.values()) / len(search.evaluation)
     limits, count = [], budget.evaluations
     if budget.trials and not (budget.hours or budget.device_hours or count):
-        count = expected_evaluations(budget.trials, budget.until)
+        count = expected_evaluations(budget.trials, len(search.evaluation), budget.until)
     if count:
         limits.append(mean * -(-count // place.at_once))
     if budget.hours:

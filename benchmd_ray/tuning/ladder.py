@@ -41,13 +41,14 @@ def steps_within(most: int) -> tuple[int, ...]:
     return tuple(step for step in (first, first * REDUCTION) if step < most)
 
 
-def expected_evaluations(trials: int, until: int) -> int:
+def expected_evaluations(trials: int, families: int, until: int) -> int:
     """Evaluations of a search of so many trials, if none is stopped within its first."""
     climbers, total = trials - 1, trials
     for rung, following in itertools.pairwise(RUNGS):
         if following > until or not climbers:
             break
-        climbers = min(climbers, max(FEW, climbers // REDUCTION))
+        leaders = families if following <= WHOLE_CUT else 0
+        climbers = min(climbers, max(FEW, climbers // REDUCTION, leaders))
         total += (climbers + 1) * (following - rung)
     return total
 

@@ -52,7 +52,11 @@ class Jobs(_NotKept, Searcher):  # type: ignore[misc]
         with _noted(limits):
             job = limits.start_next()
             if job is not None:
+                # The start is its family's settings as they are: what its space states besides,
+                # such as an option's default, would be another run than those of its fold models.
+                values = {} if job.number == START else job.values
                 return vars(job) | {
+                    "values": values,
                     "catalogs": self._catalogs(job.evaluation),
                     "keep": job.number == START or job.evaluation > 0,
                     "gpus": 1.0 if job.number in limits.study.whole else limits.place.gpus,

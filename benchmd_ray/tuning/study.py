@@ -1,6 +1,7 @@
 """The decisions of a search: next trial, next evaluation, early stopping, the choice.
 
-They depend only on the journal, so a resumed search equals an uninterrupted one.
+They depend only on the journal, so a resumed search goes on as an uninterrupted one would. Which
+family is proposed next depends on device hours, too, which differ between machines.
 """
 
 from __future__ import annotations

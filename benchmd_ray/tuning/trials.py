@@ -11,11 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from benchmd_ray.errors import shown
 from benchmd_ray.tuning.families import FAMILY, Family, family_named
-from benchmd_ray.tuning.ladder import (
-    paired_differences,
-    paired_mean,
-    standard_error,
-)
+from benchmd_ray.tuning.ladder import paired_differences, paired_mean, standard_error
 from benchmd_ray.tuning.parameters import LARGEST, MOST_TRIALS
 
 State = Literal["complete", "stopped", "failed", "unfinished"]

@@ -25,6 +25,7 @@ from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trials import Trial
 
 MOST_FOLDS = 10
+"""Most fold models that are averaged; at least `FOLDS`."""
 AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
 """Settings that a plan varies itself, which files of settings therefore omit."""
 

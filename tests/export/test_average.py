@@ -315,7 +315,7 @@ def test_the_card_has_the_scores_of_the_average(scored):
     assert re.search(rf"^\| georgia \| AUROC ↑ \| {auroc:.3f} \[", card, re.M)
     assert "the scores of the average, not the mean of its models' scores" in card
     assert "cpsc" not in card  # which only two have scored
-    assert "this split chose the best one" not in card  # for a fold that was left out did
+    assert "this split chose the best one" not in card  # the model's own fold did
 
 
 def test_the_card_says_what_is_averaged(scored):

@@ -19,6 +19,7 @@ from json_lines import json_lines
 
 from benchmd_ray.cli import main
 from benchmd_ray.service.logged import LOG
+from benchmd_ray.storage.bucket import open_bucket
 
 LONG = 240.0
 """Seconds within which a command must end, on a busy machine too."""
@@ -101,3 +102,11 @@ class Command:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def evaluated(address):
+    """Lines of the journal that note the end of an evaluation."""
+    bucket = open_bucket(address)
+    journals = [key for key in bucket.objects("searches/") if "/journal/" in key]
+    text = "".join(bucket.read(key).data.decode() for key in sorted(journals))
+    return text.count('"evaluations"')

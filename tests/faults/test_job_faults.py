@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import searching
-from losing import LONG, Command, freeze, lose
+from losing import LONG, Command, evaluated, freeze, lose
 
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.storage.bucket import open_bucket
@@ -37,14 +37,6 @@ def machine(tmp_path):
 def catalogs(ecg_catalogs, tmp_path):
     source = next(c for c in ecg_catalogs.values() if c.card.role == "source")
     return [inner_catalog(source, tmp_path / "inner", e).path for e in range(3)]
-
-
-def evaluated(address):
-    """Lines of the journal that note the end of an evaluation."""
-    bucket = open_bucket(address)
-    journals = [key for key in bucket.objects("searches/") if "/journal/" in key]
-    text = "".join(bucket.read(key).data.decode() for key in sorted(journals))
-    return text.count('"evaluations"')
 
 
 def outcome(place):

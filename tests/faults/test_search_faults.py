@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from json_lines import json_lines
-from losing import LONG, calmly, freeze, lose
+from losing import LONG, calmly, evaluated, freeze, lose
 
 from benchmd_ray.runs.places import store_folder
 from benchmd_ray.service.watching import watched
@@ -119,14 +119,6 @@ def mirror(monkeypatch, cache, address="s3://lab/study"):
     for name, value in cache.items():
         monkeypatch.setenv(name, value)
     return store_folder(address)
-
-
-def evaluated(address):
-    """Lines of the journal that note the end of an evaluation."""
-    bucket = open_bucket(address)
-    journals = [key for key in bucket.objects("searches/") if "/journal/" in key]
-    text = "".join(bucket.read(key).data.decode() for key in sorted(journals))
-    return text.count('"evaluations"')
 
 
 def archives(address):

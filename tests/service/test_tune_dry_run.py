@@ -44,7 +44,7 @@ def test_it_names_families_and_what_each_varies(write_manifest, estimated):
         assert f"\n{name}\n" in text
     assert "one of transformer, resnet18-1d, xresnet1d101" in text
     assert "transfer.optimiser.schedule is cosine" in text
-    assert f" with at most {expected_evaluations(12, 10)} evaluations" in text
+    assert f" with at most {expected_evaluations(12, 3, 10)} evaluations" in text
 
 
 def test_why_families_are_not_searched_is_told(write_manifest, estimated):

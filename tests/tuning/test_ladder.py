@@ -10,6 +10,7 @@ from scipy import stats
 from benchmd_ray.tuning.ladder import (
     RUNGS,
     chosen,
+    expected_evaluations,
     falls_behind,
     next_evaluation,
     paired_differences,
@@ -104,6 +105,15 @@ def test_the_ladder_grants_what_its_definition_says_in_any_order(seed):
                     n: np.mean([score(n, e) for e in range(len(expected))]) for n in expected[-1]
                 }
                 assert chosen(scores) == max(means, key=means.get)
+
+
+@pytest.mark.parametrize("trials", [1, 2, 4, 9, 14, 30])
+@pytest.mark.parametrize("families", ["a", "abcd", "abcdefgh"])
+def test_the_expected_evaluations_are_those_of_a_ladder(trials, families):
+    of_trials = [families[number % len(families)] for number in range(trials)]
+    granted, _ = climb(noisy(0), of_trials, math.inf, until=10)
+    expected = expected_evaluations(trials, len({*of_trials[1:]}), 10)
+    assert sum(map(len, granted.values())) == expected
 
 
 @pytest.mark.parametrize("seed", range(4))

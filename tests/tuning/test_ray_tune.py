@@ -105,6 +105,14 @@ def lose(judge, trial, *, error="its process died", **last):
 CONTROLLER = SimpleNamespace(get_trials=list)
 
 
+def test_the_start_is_trained_with_its_family_s_settings_as_they_are(begin, limits):
+    """What a space states besides, such as an option's default, would name another run."""
+    start, other = begin(), begin()
+    assert start.config["values"] == {}
+    assert limits.study.trials()[0].values == SPACE.start
+    assert other.config["values"] == limits.study.trials()[1].values != {}
+
+
 def test_a_job_goes_from_proposal_to_its_end(limits, judge, begin, ended, work):
     work.job_folder(0, 0).mkdir(parents=True)
     trial = begin()
@@ -112,7 +120,7 @@ def test_a_job_goes_from_proposal_to_its_end(limits, judge, begin, ended, work):
         "number": 0,
         "evaluation": 0,
         "family": "mae linear",
-        "values": SPACE.start,
+        "values": {},
         "seconds": 0.0,
         "catalogs": ["inner-0"],
         "keep": True,
