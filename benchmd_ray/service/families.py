@@ -221,7 +221,7 @@ def _cost(technique: str, setting: str, settings: Settings, source: PlannedDatas
     """Floating-point operations of an evaluation with a family's start."""
     inputs = Inputs(technique, settings, source)
     steps = [transfer_step(settings)]
-    if stage_of(technique, setting).pretrains:
+    if technique != SCRATCH and stage_of(technique, setting).pretrains:  # its space refuses it
         steps.append(pretrain_step(technique))
     works = [step.work(inputs) for step in steps]
     return sum(work.units * work.unit_flops + work.once_flops for work in works)
