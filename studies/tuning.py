@@ -66,6 +66,10 @@ EVALUATIONS = 100
 """Of a search."""
 REPETITIONS = 3
 SEARCHES = "searches.json"
+TRIALS = "trials.json"
+"""Trials of the package's own searches of all families, for a portfolio."""
+TRIED = "tried"
+"""Key of a note with the trials."""
 PASSES = (("all families",), ("random", "one family", "before"))
 """Strategies: the stated contrast first, then those next to it."""
 
@@ -112,7 +116,7 @@ def search(models: Models, families: Sequence[Family]) -> Choice:
             score = models(job.family, job.values, job.evaluation).score
             study.evaluated(job.number, job.evaluation, {"study": score}, 1.0)
             limits.look()
-        best, scores = study.best(), study.scores()
+        best, scores, trials = study.best(), study.scores(), study.trials()
     assert best is not None  # the start was evaluated
     differences = paired_differences(scores[best.number], scores[START])
     notes = {
@@ -120,6 +124,17 @@ def search(models: Models, families: Sequence[Family]) -> Choice:
         "optimism": optimism(scores),
         "evaluations": len(best.evaluations),
         "trials": len(scores),
+        TRIED: [
+            {
+                "number": trial.number,
+                "family": trial.family,
+                "values": dict(trial.values),
+                "value": trial.score,
+                "evaluations": len(trial.evaluations),
+            }
+            for trial in trials
+            if trial.is_sound
+        ],
     }
     return best.family, best.values, notes
 
@@ -237,9 +252,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def collect(out: Path) -> None:
-    """Write the notes of all searches that are done to one file."""
-    lines = [path.read_text("utf-8").strip() for path in sorted((out / "done").glob("*.json"))]
-    (out / SEARCHES).write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
+    """Write the notes of all searches that are done to one file, and their trials to another."""
+    notes = [json.loads(path.read_text("utf-8")) for path in sorted((out / "done").glob("*.json"))]
+    tried = [note.pop(TRIED, []) for note in notes]
+    trials = [
+        {name: note[name] for name in ("task", "source", "repetition")} | {TRIED: of_note}
+        for note, of_note in zip(notes, tried, strict=True)
+        if note["strategy"] == PASSES[0][0]
+    ]
+    for name, entries in ((SEARCHES, notes), (TRIALS, trials)):
+        text = "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n"
+        (out / name).write_text(text, "utf-8")
 
 
 def _wait(futures: Sequence[Any]) -> None:
