@@ -30,7 +30,7 @@ def assignments(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
     Raises:
         BenchmdError: They are not a mapping.
     """
-    return tuple(f"{name}={json.dumps(value)}" for name, value in _flat(plain(settings)))
+    return tuple(f"{name}={json.dumps(value)}" for name, value in flat(plain(settings)))
 
 
 def _without_numpy(value: Any) -> Any:
@@ -41,9 +41,10 @@ def _without_numpy(value: Any) -> Any:
     return value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
 
 
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of nested groups by full name, such as ``pretrain.optimiser.lr``."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
+            yield from flat(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value

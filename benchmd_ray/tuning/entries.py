@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,21 +25,15 @@ from benchmd_ray.ssl.brought import own_encoder
 from benchmd_ray.training.augmentation import require_applicable
 from benchmd_ray.tuning.parameters import (
     KINDS,
-    LARGEST,
-    MOST_STEPS,
-    MOST_VALUES,
     NETWORK,
     OPTIONS,
     Kind,
     Parameter,
     applied,
-    fitting_step,
     setting_types,
     value_of,
 )
 
-CHOICE = ("kind", "values", "default", "when")
-RANGE = ("kind", "low", "high", "step", "default", "when")
 DROPOUT = ("encoder.dropout", "encoder.embedding_dropout")
 """Encoder settings that do not affect the shapes of its weights."""
 MODES = {
@@ -164,68 +156,56 @@ class _Reader:
     type: Any
     scope: Scope
 
+    @property
+    def where(self) -> str:
+        return f"{self.scope.where}, {self.name}"
+
     def error(self, what: str) -> BenchmdError:
-        return BenchmdError(f"{self.scope.where}, {self.name}: {what}")
+        return BenchmdError(f"{self.where}: {what}")
 
     def parameter(
         self, entry: Any, earlier: Mapping[str, Parameter], names: Mapping[str, Any]
     ) -> Parameter:
-        kind = self._kind(entry)
-        default = entry.get("default", value_of(self.scope.fixed, self.name))
-        if default is None and "default" not in entry:
-            raise self.error("an option needs a default.")
-        default = self._value(default, kind, "default")
-        if kind == "choice":
-            parameter = Parameter(self.name, kind, default, values=self._values(entry["values"]))
-        else:
-            parameter = self._range(entry, kind, default)
-        if not parameter.holds(default):
-            if "default" in entry or self.scope.built_in:
-                raise self.error(
-                    f"the default {shown(default)} is outside, expected {parameter.range}."
-                )
-            # A search starts at its settings, see `spaces.starting_at`.
-            default = parameter.values[0] if parameter.values else parameter.low
-            parameter = replace(parameter, default=default)
-        fixed = value_of(
-            self.scope.fixed, self.name, default
-        )  # options are not part of the fixed protocol
-        if self.scope.built_in and default != fixed:
-            raise self.error(
-                f"the default {shown(default)} is not the fixed protocol's value for "
-                f"{self.scope.technique} on {self.scope.modality.signal.name}, expected "
-                f"{shown(fixed)}."
-            )
-        when = self._conditions(entry["when"], earlier, names) if "when" in entry else {}
-        return replace(parameter, when=when)
-
-    def _kind(self, entry: Any) -> Kind:
         if not isinstance(entry, Mapping):
             raise self.error(
                 f"got {shown(entry)}, expected such as "
                 "{kind: float, low: 0, high: 0.5, default: 0.1}."
             )
-        for key in entry:
-            if key not in (*CHOICE, *RANGE):
-                label = f"key in {self.scope.where}, {self.name}:"
-                raise unknown_name(label, str(key), {*CHOICE, *RANGE})
-        kind = entry.get("kind")
-        if kind not in KINDS:
-            label = f"kind in {self.scope.where}, {self.name}:"
-            raise unknown_name(label, str(kind or ""), KINDS)
-        allowed, needed = (CHOICE, ("values",)) if kind == "choice" else (RANGE, ("low", "high"))
-        for key in entry:
-            if key not in allowed:
-                raise self.error(
-                    f"{key} is not a key of the kind {kind}: expected {_list(allowed)}."
-                )
-        for key in needed:
-            if key not in entry:
-                raise self.error(f"{key} is missing: the kind {kind} needs {_list(needed)}.")
+        parameter = Parameter.read(self.name, entry, self.where)
         fitting = self._fitting_kinds()
-        if kind not in fitting:
-            raise self.error(f"the kind {kind} does not fit, expected {' or '.join(fitting)}.")
-        return typing.cast(Kind, kind)
+        if parameter.kind not in fitting:
+            raise self.error(
+                f"the kind {parameter.kind} does not fit, expected {' or '.join(fitting)}."
+            )
+        if parameter.kind == "choice":
+            parameter = replace(parameter, values=self._values(parameter.values))
+        else:
+            low, high = (self._value(getattr(parameter, key), key) for key in ("low", "high"))
+            parameter = replace(parameter, low=low, high=high)
+        self._require_conditions(parameter, earlier, names)
+        return self._with_default(parameter)
+
+    def _with_default(self, parameter: Parameter) -> Parameter:
+        fixed = value_of(self.scope.fixed, self.name)  # None for an option
+        stated = parameter.default is not None
+        default = parameter.default if stated else fixed
+        if default is None:
+            raise self.error("an option needs a default.")
+        default = self._value(default, "default")
+        if not parameter.holds(default):
+            if stated or self.scope.built_in:
+                raise self.error(
+                    f"the default {shown(default)} is outside, expected {parameter.range}."
+                )
+            # A search starts at its settings, see `spaces.starting_at`.
+            default = parameter.values[0] if parameter.values else parameter.low
+        if self.scope.built_in and fixed not in (None, default):
+            raise self.error(
+                f"the default {shown(default)} is not the fixed protocol's value for "
+                f"{self.scope.technique} on {self.scope.modality.signal.name}, expected "
+                f"{shown(fixed)}."
+            )
+        return replace(parameter, default=default)
 
     def _fitting_kinds(self) -> tuple[Kind, ...]:
         if self.type is Any:
@@ -236,9 +216,8 @@ class _Reader:
             return ("float", "log float", "choice")
         return ("int", "log int", "choice") if self.type is int else ("choice",)
 
-    def _value(self, value: Any, kind: Kind, key: str) -> Any:
-        if kind != "choice":
-            value = self._number(value, kind, key)
+    def _value(self, value: Any, key: str) -> Any:
+        """A value in the setting's own type."""
         base = self.scope.fixed
         if self.name.startswith("encoder.options."):
             base = updated(base, {"encoder": {"network": "of:one's own"}})
@@ -247,108 +226,44 @@ class _Reader:
             if self.name.startswith(AUGMENTATION):
                 records = self.scope.modality
                 require_applicable(changed.transfer.augmentation, records.signal, records.task)
-            taken = value_of(changed, self.name)
+            return value_of(changed, self.name)
         except BenchmdError as error:
             raise self.error(f"{key}: {error}") from error
-        if isinstance(taken, float) and not math.isfinite(taken):
-            raise self.error(f"{key} is {shown(taken)}, expected a finite number.")
-        return taken
 
-    def _number(self, value: Any, kind: Kind, key: str) -> float:
-        whole = kind.endswith("int")
-        try:  # YAML 1.1 reads 1e-4 as a string
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not abs(number) < LARGEST or (whole and not number.is_integer()):
+    def _values(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Values of a choice, all of which the modality's signals take."""
+        choices = tuple(self._value(value, "values") for value in values)
+        signal = self.scope.modality.signal
+        try:
+            for value in choices:
+                if self.name == NETWORK:
+                    network_source(EncoderSettings(network=value))  # refuses an unknown network
+                    require_signals(signal, value)
+                if self.name == "encoder.patch_size":
+                    signal.with_patch(value)
+        except BenchmdError as error:
+            raise self.error(f"values: {error}") from error
+        if self.name == "encoder.patch_size" and {0, signal.patch[-1]} <= {*choices}:
             raise self.error(
-                f"{key} is {shown(value)}, expected {'a whole number' if whole else 'a number'} of "
-                f"less than {LARGEST:,}."
+                f"{signal.patch[-1]} and 0 are the same for {signal.name}: remove one."
             )
-        return int(number) if whole else number
-
-    def _values(self, values: Any) -> tuple[Any, ...]:
-        if not isinstance(values, list) or len(values) < 2:
-            raise self.error(f"values is {shown(values)}, expected a list of two or more.")
-        if len(values) > MOST_VALUES:
-            raise self.error(f"values are {len(values):,}, expected {MOST_VALUES:,} at most.")
-        choices = tuple(self._value(value, "choice", "values") for value in values)
-        kinds = {float if type(value) is int else type(value) for value in choices}
-        if len(kinds) > 1 or kinds == {type(None)}:
-            raise self.error(
-                f"values is {shown(values)}, expected only texts, only numbers, or true and false, "
-                "since the table of trials has one column for them."
-            )
-        if self.name == "encoder.patch_size":
-            self._require_patches(choices)
-        if self.name == NETWORK:
-            self._require_networks(choices)
-        for i, value in enumerate(choices):
-            if value in choices[:i]:
-                raise self.error(f"values has {shown(value)} twice, expected each once.")
         return choices
 
-    def _require_patches(self, sizes: tuple[int, ...]) -> None:
-        signal = self.scope.modality.signal
-        for size in sizes:
-            try:
-                signal.with_patch(size)
-            except BenchmdError as error:
-                raise self.error(f"values: {error}") from error
-            if size == signal.patch[-1] and 0 in sizes:
-                raise self.error(f"{size} and 0 are the same for {signal.name}: remove one.")
-
-    def _require_networks(self, names: tuple[str, ...]) -> None:
-        for name in names:
-            try:
-                network_source(EncoderSettings(network=name))  # refuses an unknown network
-                require_signals(self.scope.modality.signal, name)
-            except BenchmdError as error:
-                raise self.error(f"values: {error}") from error
-
-    def _range(self, entry: Mapping[str, Any], kind: Kind, default: Any) -> Parameter:
-        low, high = (self._value(entry[key], kind, key) for key in ("low", "high"))
-        step = self._number(entry["step"], kind, "step") if "step" in entry else None
-        if not low < high:
-            raise self.error(f"low is {low:g} and high {high:g}, expected low below high.")
-        if kind.startswith("log"):
-            if low <= 0:
-                raise self.error(f"low is {low:g}, but a logarithmic scale starts above 0.")
-            if step is not None:
-                raise self.error("step is not a key of a logarithmic scale: remove it.")
-        parameter = Parameter(self.name, kind, default, low, high, step)
-        if step is not None and not (fitting_step(low, high, step) and parameter.holds(high)):
-            raise self.error(
-                f"step is {step:g}, expected a number above 0 that divides the range {low:g} to "
-                f"{high:g} into at most {MOST_STEPS:,} steps."
-            )
-        return parameter
-
-    def _conditions(
-        self, when: Any, earlier: Mapping[str, Parameter], names: Mapping[str, Any]
-    ) -> dict[str, tuple[Any, ...]]:
-        if not isinstance(when, Mapping) or not when:
-            raise self.error(f"when is {shown(when)}, expected a setting and a list of its values.")
-        conditions = {}
-        for other, allowed in ((str(o), a) for o, a in when.items()):
+    def _require_conditions(
+        self, parameter: Parameter, earlier: Mapping[str, Parameter], names: Mapping[str, Any]
+    ) -> None:
+        for other, allowed in parameter.when.items():
             if other not in earlier and other in names:
                 raise self.error(f"when names {other}, expected a setting above it in the file.")
             if other not in earlier:
-                label = f"setting in {self.scope.where}, {self.name}, when:"
-                raise unknown_name(label, other, earlier)
+                raise unknown_name(f"setting in {self.where}, when:", other, earlier)
             if earlier[other].kind != "choice":
                 raise self.error(
                     f"when names {other} of the kind {earlier[other].kind}, expected a choice."
                 )
-            values = allowed if isinstance(allowed, list) else []
-            if not values or any(value not in earlier[other].values for value in values):
+            values = earlier[other].values
+            if not allowed or any(value not in values for value in allowed):
                 raise self.error(
-                    f"when has {other}: {shown(allowed)}, expected a list of its values: "
-                    f"{_list(earlier[other].values)}."
+                    f"when has {other}: {shown([*allowed])}, expected a list of its values: "
+                    f"{', '.join(map(str, values))}."
                 )
-            conditions[other] = tuple(values)
-        return conditions
-
-
-def _list(values: typing.Iterable[object]) -> str:
-    return ", ".join(map(str, values))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import math
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.models.networks import network_part
+from benchmd_ray.schema.typed import PlainValue, checked, typed
 from benchmd_ray.settings.definition import Settings, updated
 
 if TYPE_CHECKING:
@@ -34,24 +36,109 @@ MOST_VALUES, MOST_STEPS, MOST_TRIALS = 1000, 1_000_000, 100_000
 """Limits of a choice, a range and a search."""
 
 
+Number = Annotated[
+    Any,
+    checked(
+        lambda value: (
+            value is None
+            or (isinstance(value, int | float) and type(value) is not bool and abs(value) < LARGEST)
+        ),
+        f"a number of less than {LARGEST:,}",
+    ),
+]
+"""A number that is exact in arrays."""
+Value = Annotated[
+    PlainValue,
+    checked(
+        lambda value: not isinstance(value, int | float) or abs(value) < LARGEST,
+        f"a number of less than {LARGEST:,}, or another plain value",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Parameter:
-    """A setting that a search varies."""
+    """A setting that a search varies; its fields but the name are the keys of files."""
 
     name: str
     kind: Kind
-    default: Any
+    default: Value = None
     """Value at the start, and while the parameter is inactive."""
-    low: float | None = None
-    high: float | None = None
+    low: Number = None
+    high: Number = None
     """Ends of a range, both included."""
-    step: float | None = None
+    step: Number = None
     """Spacing of the values of a range from ``low``; None: any value, or any whole number."""
-    values: tuple[Any, ...] = ()
-    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    values: tuple[Value, ...] = ()
+    when: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     """The parameter is active only while each of these other settings has one of the listed
     values.
     """
+
+    @classmethod
+    def read(cls, name: str, entry: Mapping[Any, Any], where: str) -> Parameter:
+        """A parameter from a file; its default may be missing or outside.
+
+        Raises:
+            BenchmdError: A key or its value, the range or the choice is not valid.
+        """
+        for key in entry:
+            if key not in KEYS:
+                raise unknown_name(f"key in {where}:", str(key), KEYS)
+        parameter: Parameter = typed(cls, {"name": name, **entry}, where)
+        choice = parameter.kind == "choice"
+        if fault := parameter._fault_of_choice() if choice else parameter._fault_of_range():
+            raise BenchmdError(f"{where}: {fault}")
+        if parameter.holds(parameter.default):
+            parameter = replace(parameter, default=parameter.taken(parameter.default))
+        numbers = {key: getattr(parameter, key) for key in ("low", "high", "step")}
+        return replace(
+            parameter,
+            **{
+                key: parameter.taken(number)
+                for key, number in numbers.items()
+                if number is not None
+            },
+        )
+
+    def _fault_of_choice(self) -> str:
+        values = self.values
+        if {self.low, self.high, self.step} != {None}:
+            return "low, high and step are not keys of the kind choice: give values."
+        if not 2 <= len(values) <= MOST_VALUES:
+            return f"values has {len(values):,}, expected 2 to {MOST_VALUES:,}."
+        kinds = {float if type(value) is int else type(value) for value in values}
+        if len(kinds) > 1 or kinds == {type(None)}:
+            return (
+                f"values is {shown([*values])}, expected only texts, only numbers, or true and "
+                "false, since the table of trials has one column for them."
+            )
+        value, count = Counter(values).most_common(1)[0]
+        return f"values has {shown(value)} twice, expected each once." if count > 1 else ""
+
+    def _fault_of_range(self) -> str:
+        low, high, step = self.low, self.high, self.step
+        if self.values:
+            return f"values is not a key of the kind {self.kind}: give low and high."
+        if low is None or high is None:
+            return f"the kind {self.kind} needs low and high."
+        for key, value in (("low", low), ("high", high), ("step", step)):
+            if self.kind.endswith("int") and value is not None and value != round(value):
+                return f"{key} is {shown(value)}, expected a whole number."
+        if not low < high:
+            return f"low is {low:g} and high {high:g}, expected low below high."
+        if self.kind.startswith("log") and low <= 0:
+            return f"low is {low:g}, but a logarithmic scale starts above 0."
+        if self.kind.startswith("log") and step is not None:
+            return "step is not a key of a logarithmic scale: remove it."
+        if step is not None and not (
+            step > 0 and 1 - 1e-8 <= (high - low) / step <= MOST_STEPS and self.holds(high)
+        ):
+            return (
+                f"step is {step:g}, expected a number above 0 that divides the range {low:g} to "
+                f"{high:g} into at most {MOST_STEPS:,} steps."
+            )
+        return ""
 
     @property
     def range(self) -> str:
@@ -86,8 +173,6 @@ class Parameter:
         """A value proposed by the trial's sampler."""
         if self.kind == "choice":
             return trial.suggest_categorical(self.name, self.values)
-        assert self.low is not None  # a range has both ends, which mypy cannot know
-        assert self.high is not None
         log = self.kind.startswith("log")
         if self.kind.endswith("int"):
             low, high, step = int(self.low), int(self.high), int(self.step or 1)
@@ -107,6 +192,10 @@ class Parameter:
         if self.when:
             plain["when"] = {other: list(allowed) for other, allowed in self.when.items()}
         return plain
+
+
+KEYS = tuple(part.name for part in fields(Parameter) if part.name != "name")
+"""Keys of an entry in a file."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +270,6 @@ def value_of(settings: Settings, name: str, default: Any = None) -> Any:
             raise BenchmdError(f"there is no setting {name}: see `benchmd settings`.")
         value = getattr(value, part)
     return value_of(settings, INHERITED[name]) if value is None and name in INHERITED else value
-
-
-def fitting_step(low: float, high: float, step: float) -> bool:
-    """Whether a range has one to `MOST_STEPS` steps."""
-    return step > 0 and 1 - 1e-8 <= (high - low) / step <= MOST_STEPS
 
 
 @functools.cache

@@ -13,17 +13,10 @@ from typing_extensions import TypedDict
 
 from benchmd_ray.data.sketches import Sketch
 from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.schema.typed import Count, Finite, Name, PlainValue, checked, form_fault
+from benchmd_ray.schema.typed import Count, Finite, Name, form_fault
 from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.tuning.families import FAMILY, name_of_family
-from benchmd_ray.tuning.parameters import (
-    KINDS,
-    LARGEST,
-    MOST_TRIALS,
-    MOST_VALUES,
-    Parameter,
-    fitting_step,
-)
+from benchmd_ray.tuning.parameters import LARGEST, MOST_TRIALS, Parameter
 
 PAIRED = (-1, 2)
 """Bounds of a mean score that was made comparable with the start's: it may be outside 0 to 1."""
@@ -44,15 +37,6 @@ def _settings_of_this_version(changes: dict[str, Any]) -> dict[str, Any]:
     return changes
 
 
-Exact = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
-"""A number that is exact in arrays."""
-Value = Annotated[
-    PlainValue,
-    checked(
-        lambda value: not isinstance(value, int | float) or abs(value) < LARGEST,
-        "a number below 2**53, or another plain value",
-    ),
-]
 Changes = Annotated[dict[str, Any], AfterValidator(_settings_of_this_version)]
 
 
@@ -76,15 +60,6 @@ class SourceForm(TypedDict):
     patients: Folds
 
 
-class SearchedForm(TypedDict):
-    kind: Annotated[str, checked(KINDS.__contains__, f"one of {', '.join(KINDS)}")]
-    default: Value
-    values: NotRequired[Annotated[list[Value], Field(max_length=MOST_VALUES)]]
-    low: NotRequired[Exact]
-    high: NotRequired[Exact]
-    step: NotRequired[Exact | None]
-
-
 class Borrowed(TypedDict):
     """Settings that a search got from a portfolio."""
 
@@ -104,7 +79,7 @@ class FamilyForm(TypedDict):
 
     technique: Name
     setting: Name
-    space: Annotated[dict[Name, SearchedForm], Field(min_length=1)]
+    space: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
     settings: list[Changes]
 
 
@@ -154,36 +129,28 @@ def plan_fault(plan: Mapping[str, Any]) -> str:
                 f"it has {len(sources)} sources and {len(family['settings'])} settings of a "
                 "family, expected equal numbers"
             )
-        faults = (_parameter_fault(name, about) for name, about in family["space"].items())
-        if fault := next(filter(None, faults), ""):
-            return fault
+        try:
+            for name, about in family["space"].items():
+                parameter_of(name, about)
+        except BenchmdError as error:
+            return str(error).rstrip(".")
     names = [name_of_family(family["technique"], family["setting"]) for family in plan["families"]]
     return "" if len({*names}) == len(names) else "a family is in it twice"
 
 
-def _parameter_fault(name: str, about: Mapping[str, Any]) -> str:
-    """What is wrong with the range of a searched setting."""
-    what, step = f"the searched setting {name}", about.get("step")
-    if about["kind"] == "choice":
-        if about["default"] not in about.get("values", ()):
-            return f"{what} has no values to choose from, or a default that is not among them"
-        return ""
-    if "low" not in about or "high" not in about:
-        return f"{what} has no range"
-    if step is not None and not fitting_step(about["low"], about["high"], step):
-        return f"{what} has the step {shown(step)}"
-    if about["kind"].startswith("log") and not about["low"] > 0:
-        return f"{what} has a logarithmic range from {about['low']}"
-    is_within = parameter_of(name, about).holds(about["default"])
-    return "" if is_within else f"{what} has a default outside its range"
-
-
 def parameter_of(name: str, about: Mapping[str, Any]) -> Parameter:
-    """A searched setting as ``search.json`` describes it."""
-    if about["kind"] == "choice":
-        return Parameter(name, "choice", about["default"], values=tuple(about["values"]))
-    ends = about["low"], about["high"]
-    return Parameter(name, about["kind"], about["default"], *ends, about.get("step"))
+    """A searched setting as ``search.json`` describes it.
+
+    Raises:
+        BenchmdError: It has no valid range or a default outside it.
+    """
+    parameter = Parameter.read(name, about, f"the searched setting {name}")
+    if not parameter.holds(parameter.default):
+        raise BenchmdError(
+            f"the searched setting {name}: the default {shown(parameter.default)} is outside, "
+            f"expected {parameter.range}."
+        )
+    return parameter
 
 
 def trials_fault(

@@ -15,6 +15,7 @@ from benchmd_ray.files.atomic import replacing
 from benchmd_ray.files.integrity import OF, name_of, replacing_hashed, write_hashed_json
 from benchmd_ray.runs.files import BEST, RESULT, TRIALS
 from benchmd_ray.schema.plain_yaml import yaml_text
+from benchmd_ray.settings.arguments import flat
 from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.tuning.families import FAMILY
 from benchmd_ray.tuning.ladder import START
@@ -131,7 +132,7 @@ def folds(trial: Trial) -> range:
 
 def differing(base: Settings, settings: Settings) -> dict[str, Any]:
     """Settings by name that differ from the fixed protocol's and affect results, without `AXES`."""
-    before, now = _flat(as_dict(base)), _flat(as_dict(settings))
+    before, now = dict(flat(as_dict(base))), dict(flat(as_dict(settings)))
     return {
         name: value
         for name, value in now.items()
@@ -139,16 +140,6 @@ def differing(base: Settings, settings: Settings) -> dict[str, Any]:
         and not name.startswith("execution.")
         and (name not in before or before[name] != value)
     }
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in nested.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def _yaml(
