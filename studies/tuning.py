@@ -18,6 +18,8 @@ Stated before the first run, and not changed since:
 - Next to it, with the same 100 evaluations and differences to the same start: random settings of
   all families with the highest score of one evaluation; the search in the start's family only; and
   the search that this one replaced (`tuning_before`), in the same family.
+- Last, the package's search with settings that the first ones teach (`tuning_portfolio`), never of
+  the same source or origin.
 
 Early stopping within an evaluation is not used, and all evaluations cost the same.
 
@@ -54,11 +56,13 @@ from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.ladder import START, optimism, paired_differences
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method, proposed
+from benchmd_ray.tuning.portfolio import write_portfolio
 from benchmd_ray.tuning.study import Study
 from speed import measure
 from studies.tuning_before import search_before
 from studies.tuning_features import ENCODERS, features_of
 from studies.tuning_heads import Floats, Sample, Trained, Values, aurocs, families_of
+from studies.tuning_portfolio import lent_to, portfolio_of
 from studies.tuning_tables import report
 from studies.tuning_tasks import SETS, TASKS, Task, read_records
 
@@ -70,8 +74,15 @@ TRIALS = "trials.json"
 """Trials of the package's own searches of all families, for a portfolio."""
 TRIED = "tried"
 """Key of a note with the trials."""
-PASSES = (("all families",), ("random", "one family", "before"))
-"""Strategies: the stated contrast first, then those next to it."""
+PORTFOLIO = "portfolio.json"
+"""What the searches of all families teach."""
+PASSES = (("all families",), ("random", "one family", "before"), ("with a portfolio",))
+"""Strategies: the stated contrast first, then those next to it, then what the first ones taught."""
+ORDER = (
+    *((repetition, PASSES[0]) for repetition in range(REPETITIONS)),
+    *product(range(REPETITIONS), PASSES[1:]),
+)
+"""The stated contrast on all label sets before the others on any."""
 
 
 @dataclass
@@ -81,6 +92,8 @@ class Models:
     sample: Sample
     seed: int
     families: tuple[Family, ...]
+    lent: tuple[tuple[str, Values], ...] = ()
+    """Settings of a portfolio of other sources, by family."""
     trained: dict[tuple[Any, ...], Trained] = field(default_factory=dict)
 
     def __call__(self, family: str, values: Values, evaluation: int) -> Trained:
@@ -105,11 +118,13 @@ Choice = tuple[str, Values, dict[str, Any]]
 """Family, values, and what else is noted of a search."""
 
 
-def search(models: Models, families: Sequence[Family]) -> Choice:
-    """The package's search."""
+def search(
+    models: Models, families: Sequence[Family], lent: Sequence[tuple[str, Values]] = ()
+) -> Choice:
+    """The package's search; ``lent``: settings that it tries after the starts."""
     memory = Path("/dev/shm")  # in which a journal is written faster than on a disk
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        study = Study(Path(folder, "log"), families, Method(seed=models.seed))
+        study = Study(Path(folder, "log"), families, Method(seed=models.seed), 1.0, lent)
         budget = Budget(trials=None, evaluations=EVALUATIONS)
         limits = Limits(study, budget, Place(1.0, 0.0, 1), lambda: False, Display())
         while (job := limits.next_job()) is not None:
@@ -158,6 +173,7 @@ STRATEGIES: dict[str, Callable[[Models], Choice]] = {
     "all families": lambda models: search(models, models.families),
     "random": lambda models: random_search(models, models.families),
     "one family": lambda models: search(models, models.families[:1]),
+    "with a portfolio": lambda models: search(models, models.families, models.lent),
     "before": lambda models: search_before(models, models.families[0], models.sample, models.seed),
 }
 
@@ -216,7 +232,9 @@ def make_models(work: Work) -> Models:
         features[encoder] = (rows - rows.mean(axis=0)) / np.maximum(rows.std(axis=0), 1e-6)
     seed = derived_seed(work.repetition, TASKS.index(work.task)) % 2**31
     sample = Sample.draw(work.task, records, features, seed)
-    return Models(sample, seed, families_of(records.signals.ndim - 2))
+    families = families_of(records.signals.ndim - 2)
+    lent = lent_to(work.out / PORTFOLIO, work.task.source, families)
+    return Models(sample, seed, families, lent)
 
 
 def encode(data: Path, out: Path, name: str) -> str:
@@ -244,7 +262,11 @@ def main(arguments: list[str] | None = None) -> None:
         with ProcessPoolExecutor(asked.processes, get_context("spawn")) as pool:
             shares = [pool.submit(encode, asked.data, asked.out, name) for name in SETS]
             _wait(shares)
-            for strategies, repetition in product(PASSES, range(REPETITIONS)):
+            for repetition, strategies in ORDER:
+                if strategies == PASSES[-1] and not (asked.out / PORTFOLIO).is_file():
+                    collect(asked.out)
+                    entries = json.loads((asked.out / TRIALS).read_text("utf-8"))
+                    write_portfolio(asked.out / PORTFOLIO, portfolio_of(entries))
                 works = [Work(asked.data, asked.out, t, repetition, strategies) for t in TASKS]
                 _wait([pool.submit(perform, work) for work in works if work.left()])
         collect(asked.out)

@@ -20,12 +20,18 @@ Notes = Mapping[str, Mapping[tuple[str, int], dict[str, Any]]]
 
 
 def report(path: Path) -> str:
-    """Tables in Markdown of the label sets that all strategies have searched.
+    """Tables in Markdown: the stated contrast, then all strategies on the label sets of all.
 
     Raises:
         SystemExit: There are none.
     """
-    notes = compared_notes(path)
+    notes = read_notes(path)
+    stated = {STATED: notes[STATED]} if STATED in notes else {}
+    both = [table(stated)] if stated and len(notes) > 1 else []
+    return "\n".join([*both, table(compared(notes, path))])
+
+
+def table(notes: Notes) -> str:
     strategies, cells = [*notes], {name: by_source(of_name) for name, of_name in notes.items()}
     sources = [*cells[strategies[0]]]
     lines = [
@@ -68,11 +74,15 @@ def strategy_row(name: str, notes: Notes, cells: Mapping[str, Mapping[str, float
     )
 
 
-def compared_notes(path: Path) -> Notes:
-    """Notes of the label sets that all strategies of a file have searched."""
+def read_notes(path: Path) -> Notes:
     notes: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
     for note in json.loads(path.read_text("utf-8")):
         notes.setdefault(note["strategy"], {})[note["task"], note["repetition"]] = note
+    return notes
+
+
+def compared(notes: Notes, path: Path) -> Notes:
+    """Notes of the label sets that all strategies of a file have searched."""
     common = set.intersection(*(set(of_strategy) for of_strategy in notes.values() or [()]))
     if not common:
         raise SystemExit(f"{path} has no label set that all of its strategies have searched.")

@@ -13,7 +13,8 @@ import torch
 from scipy.stats import ttest_1samp
 from sklearn.metrics import roc_auc_score
 
-from studies import tuning, tuning_features, tuning_tables
+from benchmd_ray.tuning.portfolio import write_portfolio
+from studies import tuning, tuning_features, tuning_portfolio, tuning_tables
 from studies.tuning_before import search_before
 from studies.tuning_heads import Sample, aurocs, families_of
 from studies.tuning_tasks import Records, Task, one_hot
@@ -167,3 +168,44 @@ def test_what_is_done_is_not_searched_again(
     tuning.collect(tmp_path)
     tuning.main(["--report", str(tmp_path / "searches.json")])
     assert "| Made | " in capsys.readouterr().out
+    (entry,) = json.loads((tmp_path / "trials.json").read_text("utf-8"))
+    assert [entry["task"], entry["repetition"]] == [TASK.name, 0]
+    assert [trial["number"] for trial in entry["tried"]] == [*range(len(entry["tried"]))]
+    assert {trial["family"] for trial in entry["tried"]} == {f.name for f in families_of(1)}
+
+
+def test_a_search_is_lent_only_what_other_sources_taught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two sources, in which few and many neighbours win."""
+    monkeypatch.setattr(
+        "studies.tuning_portfolio.NAMES", {"Few": "ptb-xl", "Many": "shhs", "Same": "cinc2021"}
+    )
+    families = families_of(1)
+
+    def tried(best: int) -> list[dict[str, Any]]:
+        starts = [{"family": f.name, "values": dict(f.space.start), "value": 0.6} for f in families]
+        others = [
+            {
+                "family": "pretrained knn",
+                "values": {"transfer.neighbours": count},
+                "value": 0.9 - abs(count - best) / 200,
+            }
+            for count in range(1, 101, 3)
+        ]
+        return [
+            trial | {"number": number, "evaluations": 3}
+            for number, trial in enumerate(starts + others)
+        ]
+
+    entries = [{"source": "Few", "tried": tried(4)}, {"source": "Many", "tried": tried(97)}]
+    portfolio = tuning_portfolio.portfolio_of(entries, {"shhs": "0" * 16})
+    assert portfolio.sketches == {"ptb-xl": "", "shhs": "0" * 16}
+    path = tmp_path / "portfolio.json"
+    write_portfolio(path, portfolio)
+    for source, expected in (("Few", 97), ("Many", 4), ("Same", 97)):
+        lent = tuning_portfolio.lent_to(path, source, families)
+        assert lent
+        assert {name.split()[1] for name, _ in lent} == {"knn"}
+        assert all(abs(v["transfer.neighbours"] - expected) <= 12 for _, v in lent)
+    assert tuning_portfolio.lent_to(tmp_path / "none.json", "Few", families) == ()
