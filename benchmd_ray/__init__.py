@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from benchmd_ray.api import (
         BenchmdError,
         CatalogData,
+        Classifier,
         allow,
         build,
         catalog,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BenchmdError",
     "CatalogData",
+    "Classifier",
     "allow",
     "build",
     "catalog",

@@ -34,12 +34,14 @@ if TYPE_CHECKING:
 
     from benchmd_ray.report.analysis import Analysis
     from benchmd_ray.runs.store import Run
+    from benchmd_ray.service.estimator import Classifier
     from benchmd_ray.settings.definition import Settings
     from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier
 
 __all__ = [
     "BenchmdError",
     "CatalogData",
+    "Classifier",
     "allow",
     "build",
     "catalog",
@@ -56,6 +58,15 @@ __all__ = [
 Say = Callable[[str], None]
 Values = Mapping[str, Any]
 """Settings by group, as in a YAML file: ``{"transfer": {"epochs": 5}}``."""
+
+
+def __getattr__(name: str) -> Any:
+    """`Classifier`, whose base class is scikit-learn's."""
+    if name != "Classifier":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from benchmd_ray.service.estimator import Classifier
+
+    return Classifier
 
 
 def allow(*names: str) -> None:

@@ -22,7 +22,7 @@ from benchmd_ray.cli.options import (
     raw_options,
 )
 from benchmd_ray.console.terminal import echo
-from benchmd_ray.errors import count_of
+from benchmd_ray.errors import BenchmdError, count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -62,8 +62,14 @@ def catalog_list(*, as_json: bool) -> None:
     type=FOLDER,
     help="Also draw the catalog into this folder (PNG, SVG): class balance, people, examples.",
 )
+@click.option(
+    "--croissant",
+    "as_croissant",
+    is_flag=True,
+    help="Print a catalog's Croissant metadata (JSON-LD), for a file in its folder.",
+)
 @JSON
-def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
+def catalog_show(name: str, figures: Path | None, *, as_croissant: bool, as_json: bool) -> None:
     """Show the dataset NAME, or the catalog in the folder (or at the address on S3) NAME.
 
     For a dataset: what to download, from where and on which terms, the layout of its folder, and
@@ -72,11 +78,22 @@ def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
     \b
     benchmd catalog show ptb-xl
     benchmd catalog show catalogs/ptb-xl --figures figures/ptb-xl
+    benchmd catalog show catalogs/ptb-xl --croissant > catalogs/ptb-xl/croissant.json
     """
     from benchmd_ray.data.catalog import Catalog, open_catalog
     from benchmd_ray.report.catalogs.describe import named, show
 
-    if as_json:
+    if as_croissant:
+        from benchmd_ray.data.croissant import croissant
+
+        described = named(name)
+        if not isinstance(described, Catalog):
+            raise BenchmdError(
+                f"{name} is a dataset, and Croissant metadata are of a catalog: name the folder of "
+                "one, see `benchmd catalog build`; a folder of the same name is ./NAME."
+            )
+        print_json(croissant(described))
+    elif as_json:
         described = named(name)
         print_json(described.manifest if isinstance(described, Catalog) else asdict(described))
     else:
@@ -99,7 +116,10 @@ def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
 @click.option(
     "--out", type=FOLDER, default=Path("cards"), show_default=True, help="Folder of cards."
 )
-def catalog_new(name: str, folder: Path, out: Path) -> None:
+@click.option(
+    "--croissant", type=FILE, help="Croissant file of the dataset: title, licence, citation, page."
+)
+def catalog_new(name: str, folder: Path, out: Path, croissant: Path | None) -> None:
     """Write a draft card for your dataset NAME, guessed from its folder.
 
     \b
@@ -108,7 +128,7 @@ def catalog_new(name: str, folder: Path, out: Path) -> None:
     """
     from benchmd_ray.data.new_card import new_card
 
-    paths, guess = new_card(name, folder, out)
+    paths, guess = new_card(name, folder, out, croissant)
     for path in paths:
         echo(f"written: {path}")
     for what in guess.guessed:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 from benchmd_ray.data.apart import Apart, Died
 from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.cards import broken_cards, cards
+from benchmd_ray.data.croissant import card_facts
 from benchmd_ray.data.guess import TABLE, Guess
 from benchmd_ray.errors import BenchmdError, require_plain_name
 from benchmd_ray.files.atomic import replacing
@@ -15,14 +17,17 @@ from benchmd_ray.modality.modalities import broken_modalities, modalities
 from benchmd_ray.schema.plain_yaml import yaml_text
 
 
-def new_card(name: str, folder: Path, out: Path) -> tuple[list[Path], Guess]:
+def new_card(
+    name: str, folder: Path, out: Path, croissant: Path | None = None
+) -> tuple[list[Path], Guess]:
     """Write a card of a folder, and one of its signal, into a folder of cards; overwrites none.
 
-    Gives the files that were written, and what they rest on.
+    Gives the files that were written, and what they rest on. Title, homepage, licence and citation
+    are those of the dataset's Croissant file, if one is given.
 
     Raises:
         BenchmdError: The name is invalid or taken, or the folder has no file of a known format, or
-            nothing that tells classes.
+            nothing that tells classes; or the Croissant file cannot be read.
     """
     require_plain_name("dataset", name)
     paths = [out / f"{name}.yaml", out / "modalities" / f"{name}.yaml"]
@@ -37,8 +42,11 @@ def new_card(name: str, folder: Path, out: Path) -> tuple[list[Path], Guess]:
             raise BenchmdError(f"there is a {kind} of the name {name}: choose another.")
     if not folder.is_dir():
         raise BenchmdError(f"the folder {folder} does not exist.")
+    facts = {} if croissant is None else card_facts(croissant)
     guess = _guess(folder)
-    for path, text in zip(paths, (_dataset(name, guess), _modality(name, guess)), strict=True):
+    for path, text in zip(
+        paths, (_dataset(name, guess, facts), _modality(name, guess)), strict=True
+    ):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:
             partial.write_text(text, "utf-8")
@@ -60,11 +68,12 @@ def _guess(folder: Path) -> Guess:
     return Guess(**answer)
 
 
-def _dataset(name: str, guess: Guess) -> str:
+def _dataset(name: str, guess: Guess, facts: Mapping[str, str]) -> str:
     defaults = Files()
     lines = [
         f"# benchmd catalog build {name} --raw FOLDER --out catalogs/{name}",
         f"name: {_flow(name)}",
+        *(f"{key}: {_flow(text)}" for key, text in facts.items()),
         f"modality: {_flow(name)} # modalities/{name}.yaml; or another of `benchmd catalog list`",
         "task:",
         "  kind: single-label # or multi-label, or ordinal",
