@@ -17,10 +17,12 @@ from benchmd_ray.data.readers.image import FORMATS, MAX_PIXELS
 from benchmd_ray.export.averaged_runs import average_sentence
 from benchmd_ray.export.model_facts import (
     Origin,
+    evaluation_results,
     origin_of,
     pretrained_sentence,
     provenances,
     score_sections,
+    scores_of,
     training_rows,
 )
 from benchmd_ray.extensions.parts import package_versions
@@ -89,17 +91,19 @@ def model_card(
     datasets = source | {k: v for k, v in provenances(runs).items() if k not in source}
     signal = taken_signal(run.modality.signal, run.settings.encoder)
     segments = run.modality.task.segments
+    rows = scores_of(runs) if about["kind"] == "transfer" else None
     sections = {
         "Input": input_section(signal, takes_sizes=takes_sizes, segments=segments),
         "Output": _output(run, output, width),
         "How to use it": _use(run, output, takes_sizes=takes_sizes, programs=programs),
         "Data": _data(run, datasets, origin),
         "Training": _table("setting", training_rows(runs, origin)),
-        "Scores": score_sections(runs),
+        "Scores": score_sections(runs, rows),
         "Limits and intended use": LIMITS,
         "Versions": _versions(about.get("versions", {})),
     }
-    head = yaml.safe_dump(_head(run, datasets, origin), sort_keys=False, allow_unicode=True)
+    fields = _head(run, datasets, origin) | evaluation_results(_title(run, output), rows)
+    head = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
     heading = f"# {_plain(_title(run, output))}\n"
     parts = [f"---\n{head}---\n", heading, _lead(runs, output, origin)]
     parts += [f"## {title}\n\n{text.strip()}\n" for title, text in sections.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -206,6 +207,10 @@ def _flat(settings: Mapping[str, Any], above: str) -> Iterable[tuple[str, object
             yield f"{above}{name}", value
 
 
+HUB_NAMES = {"auroc": "roc_auc", "brier": "brier_score"}
+"""The hub's names of metrics, where they are not ours."""
+HUB_TASK = "other"
+"""The hub has no task of signals; it has those of natural images and text."""
 AVERAGED = "These are the scores of the average, not the mean of its models' scores. "
 RESAMPLES = 1000
 """Bootstrap resamples of patients, as in reports."""
@@ -236,11 +241,33 @@ def scores_of(runs: Sequence[Run]) -> pd.DataFrame:
     return frame("rows", (score_row for item in scored for score_row in score_rows(item, row)))
 
 
-def score_sections(runs: Sequence[Run]) -> str:
-    """Score tables and limitations as Markdown."""
+def evaluation_results(title: str, rows: pd.DataFrame | None) -> dict[str, Any]:
+    """The hub's ``model-index``: scores over all classes, an entry for each split; empty without.
+
+    ``rows`` are those of `scores_of`.
+    """
+    if rows is None or rows.empty:
+        return {}
+    results = []
+    for (dataset, split), part in rows[rows["class"] == "mean"].groupby(
+        ["dataset", "split"], sort=False
+    ):
+        metrics = [
+            {"type": HUB_NAMES.get(metric, metric), "value": round(value, 6)}
+            for metric, value in zip(part["metric"].tolist(), part["value"].tolist(), strict=True)
+            if math.isfinite(value)
+        ]
+        about = {"type": str(dataset), "name": str(dataset), "split": str(split)}
+        if metrics:
+            results.append({"task": {"type": HUB_TASK}, "dataset": about, "metrics": metrics})
+    return {"model-index": [{"name": title, "results": results}]} if results else {}
+
+
+def score_sections(runs: Sequence[Run], rows: pd.DataFrame | None = None) -> str:
+    """Score tables and limitations as Markdown; ``rows`` are those of `scores_of`, if computed."""
     if runs[0].description["kind"] != "transfer":
         return "Features have no scores; transfers from this model have."
-    rows = scores_of(runs)
+    rows = scores_of(runs) if rows is None else rows
     if rows.empty:
         return "The run has not been scored on any dataset, so its quality is unknown."
     whole = rows[rows["class"] == "mean"].reset_index(drop=True)

@@ -19,6 +19,7 @@ from benchmd_ray.export.model_facts import (
     IMAGENET,
     TRAINED_FURTHER,
     origin_of,
+    scores_of,
     training_rows,
 )
 from benchmd_ray.modality.modalities import modality
@@ -282,3 +283,21 @@ def test_differences_are_relative_above_one():
     said = Program("model.onnx", 2e-5, "seeded noise").checked
     assert said.startswith("differs from the model by at most 2e-05 on seeded noise")
     assert "relative to the largest output if that is above 1" in said
+
+
+def test_the_hub_reads_the_scores_of_the_card(trained):
+    from huggingface_hub import ModelCard
+
+    _, _, run = trained
+    text = model_card([run], "probabilities", 7, takes_sizes=False, programs=())
+    data = ModelCard(text).data
+    rows = scores_of([run])
+    whole = rows[(rows["class"] == "mean") & (rows["metric"] == "auroc")]
+    expected = {(row["dataset"], row["split"]): row["value"] for _, row in whole.iterrows()}
+    results = {
+        (each.dataset_type, each.dataset_split): each.metric_value
+        for each in data.eval_results
+        if each.metric_type == "roc_auc"
+    }
+    assert results == pytest.approx(expected, abs=1e-6)
+    assert data.license == "other"
