@@ -20,15 +20,24 @@ from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.networks import RANDOM_KERNELS
 from benchmd_ray.models.random_kernels import EXTENTS, FITTED_ON, RandomKernels
-from benchmd_ray.service.notebooks import CatalogData
-from benchmd_ray.settings.definition import EncoderSettings
+from benchmd_ray.service.execute import (
+    base_settings,
+    pretrain_run,
+    transfer_run,
+    transfer_settings,
+)
+from benchmd_ray.service.notebooks import CatalogData, as_location, as_store
+from benchmd_ray.settings.arguments import plain
+from benchmd_ray.settings.definition import EncoderSettings, updated
+from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.ssl.brought import brought_name
+from benchmd_ray.training.applied import SignalClassifier
 from benchmd_ray.training.logistic import fit_head
 
 AXES = {3: ("channel", "time"), 4: ("channel", "y", "x"), 5: ("channel", "z", "y", "x")}
 """Axes of a record, by the axes of an array."""
 BATCH = 16
 """Records that are encoded at once."""
-SCRATCH = "scratch"
 Floats = npt.NDArray[Any]
 
 
@@ -215,24 +224,23 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit_run(self, X: Any) -> Classifier:
         """Train runs of a technique on a catalog."""
-        from benchmd_ray import api
-
         if not isinstance(X, CatalogData):
             raise BenchmdError(
                 f"the technique {self.technique} is trained by runs on a catalog: give "
                 f"catalog(PATH), or use {RANDOM_KERNELS} for arrays."
             )
-        upstream = None
-        if self.technique != SCRATCH:
-            upstream = api.pretrain(X, self.technique, self.store, settings=self.settings)
-        run = api.transfer(X, self.store, upstream=upstream, settings=self.settings)
+        place, store, changes = as_location(X), as_store(self.store), plain(self.settings)
+        upstream: str | Path | None = brought_name(self.technique)
+        if upstream is None and self.technique != SCRATCH:
+            settings = updated(base_settings([place], self.technique), changes)
+            upstream = pretrain_run(self.technique, [place], store, settings).folder
+        settings = updated(transfer_settings(place, upstream), changes)
+        run = transfer_run(place, store, settings, upstream=upstream)
         self._keep(X)
         self.run_ = run.folder
         return self
 
     def _predict_run(self, X: Any, split: str) -> Floats:
-        from benchmd_ray.training.applied import SignalClassifier
-
         assert self.run_ is not None
         model = SignalClassifier(self.run_)
         if not isinstance(X, CatalogData):
