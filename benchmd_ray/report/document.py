@@ -65,16 +65,18 @@ def document(
     *,
     warning: str = "",
     refresh: int = 0,
+    unfolded: int | None = None,
 ) -> str:
     """The HTML of a self-contained page, which loads nothing else.
 
     Args:
         title: Heading.
-        lead: Introduction, plain text.
+        lead: Introduction, plain text; empty for none.
         sections: In their order.
         footer: Plain text.
         warning: Shown prominently, plain text.
         refresh: Seconds after which a browser reloads it; 0: never.
+        unfolded: How many sections are open at first; None for all.
     """
     style, script = _asset("style.css"), _asset("script.js")
     return render(
@@ -88,6 +90,7 @@ def document(
         footer=footer,
         warning=warning,
         refresh=refresh,
+        unfolded=len(sections) if unfolded is None else unfolded,
     )
 
 
@@ -113,12 +116,13 @@ def terms(pairs: Sequence[tuple[str, str]]) -> Markup:
     return render("terms.html", terms=pairs)
 
 
-def figure_parts(figures: Sequence[Titled]) -> dict[str, Markup]:
-    """The HTML of each section's figures, numbered consecutively."""
+def figure_parts(figures: Sequence[Titled], apart: int = 0) -> dict[str, Markup]:
+    """The HTML of each section's figures, numbered consecutively; ``apart`` are under ``""``."""
     sections: dict[str, Markup] = {}
     display = progress("page", len(figures), "figures") if figures else None
     for number, titled in enumerate(figures, start=1):
-        sections[titled.section] = sections.get(titled.section, Markup()) + _figure(titled, number)
+        section = titled.section if number > apart else ""
+        sections[section] = sections.get(section, Markup()) + _figure(titled, number)
         if display is not None:
             display.update(number)
     if display is not None:

@@ -6,7 +6,7 @@ after Holm's correction (`frames` ``pairs``) tells from it are alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -21,7 +21,7 @@ from benchmd_ray.errors import count_of
 from benchmd_ray.report.contamination import is_marked, legend
 from benchmd_ray.report.document import render
 from benchmd_ray.report.figures_parts import mean_auroc
-from benchmd_ray.report.formats import aligned, latex_text, markdown
+from benchmd_ray.report.formats import aligned, csv_text, latex_text, markdown
 from benchmd_ray.report.frames import (
     LABELS,
     MARK,
@@ -135,7 +135,7 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
     scores = scores[~scores["protocol"].isin(APART)].dropna(subset="value")
     if scores.empty:
         return None
-    marks, cells = _marks(analysis, scores), {}
+    marks, cells = _marks(analysis.pairs, scores), {}
     for row in scores.to_dict("records"):
         what, where = _what(row), _where(row)
         values = (row["value"], row["low"], row["high"], int(row["seeds"]))
@@ -163,32 +163,86 @@ def _where(row: Mapping[Any, Any]) -> Where:
     return modality, source, policy, dataset, role, split
 
 
-def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where], Mark]:
+def _marks(pairs: pd.DataFrame, scores: pd.DataFrame) -> dict[tuple[What, Where], Mark]:
     """The best row of each contest, and those that are not significantly worse."""
-    rows: dict[tuple[str, str, Where], tuple[What, float]] = {}
-    for row in scores.to_dict("records"):
-        what, where, labels = _what(row), _where(row), mode_and_labels(row["setting"])[1]
-        for name in (what[2], with_mode(what[2], what[0])):
-            rows[name, labels, where] = what, row["value"]
-    contests: dict[tuple[str, Where], dict[frozenset[str], float]] = {}
-    for row in analysis.pairs.to_dict("records"):
-        place = str(row["labels"]), _where(row)
-        contests.setdefault(place, {})[frozenset((row["a"], row["b"]))] = row["p_holm"]
     marks: dict[tuple[What, Where], Mark] = {}
-    for (labels, where), pairs in contests.items():
-        names = sorted({name for pair in pairs for name in pair})
-        for met in {frozenset(n for n in names if _met(n, name, pairs)) for name in names}:
-            values = {n: rows[n, labels, where] for n in met if (n, labels, where) in rows}
-            if not values:
-                continue
-            best = max(sorted(values), key=lambda name: values[name][1])
-            for name, (what, _) in values.items():
-                differs = pairs.get(frozenset((best, name)), np.nan) < LEVEL
-                marks[what, where] = "best" if name == best else "" if differs else "alike"
+    for contest in contests(pairs, scores):
+        if len(contest.rows) == 1:
+            continue
+        top = contest.highest(contest.rows)
+        for name, row in contest.rows.items():
+            differs = name not in top and contest.difference(top[0], name)["p_holm"] < LEVEL
+            mark: Mark = "best" if name in top else "" if differs else "alike"
+            marks[_what(row), contest.where] = mark
     return marks
 
 
-def _met(name: str, other: str, pairs: Mapping[frozenset[str], float]) -> bool:
+@dataclass(frozen=True)
+class Contest:
+    """Rows on the same records with as many labels."""
+
+    where: Where
+    labels: str
+    rows: Mapping[str, Mapping[Any, Any]]
+    """Rows of the scores by their name in the contest."""
+    pairs: Mapping[frozenset[str], Mapping[Any, Any]]
+    """Rows of `frames` ``pairs`` by their two names; empty for a row that met no other."""
+
+    @cached_property
+    def clean(self) -> list[str]:
+        """Names of the rows that are not contaminated."""
+        return [name for name, row in self.rows.items() if not is_marked(row["contamination"])]
+
+    @cached_property
+    def best(self) -> list[str]:
+        """Names of the rows with the highest AUROC of those that are not contaminated."""
+        return self.highest(self.clean)
+
+    def highest(self, names: Iterable[str]) -> list[str]:
+        """The names with the highest AUROC as it is shown; several for a tie."""
+        values = {name: shown(self.rows[name]["value"], "number") for name in names}
+        top = max(values.values(), default="")
+        return sorted(name for name, value in values.items() if value == top)
+
+    def difference(self, a: str, b: str) -> dict[Any, Any]:
+        """Row of the pair with the difference of a over b and its interval."""
+        pair = {**self.pairs[frozenset((a, b))]}
+        if pair["a"] == a:
+            ends = {"low": -pair["high"], "high": -pair["low"]}
+            pair |= {"a": b, "b": a, "difference": -pair["difference"], **ends}
+        return pair
+
+
+def contests(pairs: pd.DataFrame, scores: pd.DataFrame) -> Iterator[Contest]:
+    """The contests of the rows of AUROC, in their order; a row that met no other is one alone."""
+    places: dict[tuple[Where, str], list[dict[Any, Any]]] = {}
+    for row in scores.to_dict("records"):
+        key = _where(row), mode_and_labels(row["setting"])[1]
+        places.setdefault(key, []).append(row)
+    met: dict[tuple[Where, str], dict[frozenset[str], Mapping[Any, Any]]] = {}
+    for row in pairs.to_dict("records"):
+        key = _where(row), str(row["labels"])
+        met.setdefault(key, {})[frozenset((row["a"], row["b"]))] = row
+    for (where, labels), members in places.items():
+        together = met.get((where, labels), {})
+        names = {name for pair in together for name in pair}
+        named = {
+            name: row
+            for row in members
+            for name in (row["technique"], with_mode(row["technique"], row["setting"]))
+            if name in names
+        }
+        for group in dict.fromkeys(
+            frozenset(other for other in named if _met(other, name, together)) for name in named
+        ):
+            rows = {name: row for name, row in named.items() if name in group}
+            yield Contest(where, labels, rows, {p: r for p, r in together.items() if p <= group})
+        if not together:
+            for row in members:
+                yield Contest(where, labels, {str(row["technique"]): row}, {})
+
+
+def _met(name: str, other: str, pairs: Collection[frozenset[str]]) -> bool:
     """Whether two rows are the same or were compared, which those on other records are not."""
     return name == other or frozenset((name, other)) in pairs
 
@@ -374,11 +428,12 @@ def matrix_latex(matrix: Matrix) -> str:
 
 
 def matrix_html(matrix: Matrix) -> Markup:
-    """The matrix for the page; interval and seeds are a cell's tooltip."""
+    """The matrix for the page; a cell's tooltip has interval and seeds, print the interval."""
     text = written(matrix)
-    settings: dict[str, list[tuple[str, bool, list[tuple[CellText, str]]]]] = {}
+    settings: dict[str, list[tuple[str, bool, list[tuple[CellText, str, str]]]]] = {}
     for what, cells in text.rows:
-        row = (method_text(what), what[1] == PAPER, [(cell, _about(cell)) for cell in cells])
+        texts = [(cell, _about(cell), _interval(cell)) for cell in cells]
+        row = (method_text(what), what[1] == PAPER, texts)
         settings.setdefault(what[0], []).append(row)
     return render(
         "matrix.html",
@@ -386,7 +441,15 @@ def matrix_html(matrix: Matrix) -> Markup:
         groups=text.groups,
         heads=text.heads,
         settings=list(settings.items()),
+        csv=csv_text(matrix.frame),
     )
+
+
+def _interval(shown_cell: CellText) -> str:
+    cell = shown_cell.cell
+    if cell is None or np.isnan(cell.low):
+        return ""
+    return f"[{shown(cell.low, 'number')}, {shown(cell.high, 'number')}]"
 
 
 def _about(shown_cell: CellText) -> str:

@@ -26,9 +26,11 @@ def notes(rows: pd.DataFrame) -> list[str]:
     if len(aurocs):
         lines.insert(
             0,
-            "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % "
-            f"interval by Student's t from a {BOOTSTRAP}; with several seeds it covers patients "
-            "and seeds.",
+            "AUROC: one-vs-rest, unweighted mean over the classes that could be scored: the chance "
+            "that a patient with the class gets a higher score than one without; 0.5 is guessing, "
+            "1 is perfect. In brackets the 95 % interval, by Student's t from a "
+            f"{BOOTSTRAP}: what other patients from the same place may give, not another hospital; "
+            "with several seeds it covers seeds, too.",
         )
     chosen = (
         is_source & (aurocs["split"] == "validation") & ~aurocs["setting"].str.startswith("knn")

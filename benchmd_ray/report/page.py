@@ -16,14 +16,15 @@ from benchmd_ray.report.document import (
     figure_parts,
     html,
     listed_notes,
+    none,
     prose,
     render,
     terms,
 )
 from benchmd_ray.report.matrix import matrix_html, matrix_of
 from benchmd_ray.report.notes import synthetic
-from benchmd_ray.report.page_findings import compared, facts, findings, headlines
-from benchmd_ray.report.page_tuning import tuning_sentences
+from benchmd_ray.report.page_findings import evidence, shift, winners
+from benchmd_ray.report.page_tuning import gained, tuning_sentences
 from benchmd_ray.report.table import text_of
 from benchmd_ray.report.tables import DESCRIPTIONS, Declared, declared
 from benchmd_ray.scores.metrics import METRICS
@@ -42,6 +43,10 @@ ABOUT = (
 )
 TUNING, RUNS = "Tuning", "Runs"
 """Headings of sections with sentences, and near the end."""
+FIRST_FIGURE = "Results"
+"""Section whose first figure is on the first screen."""
+OPEN = 2
+"""Sections that are not folded: the first screen and the caveats."""
 
 
 def write_page(
@@ -84,10 +89,10 @@ def page(
     tables: Sequence[Declared] | None = None,
 ) -> str:
     """The HTML of a report, see `write_page`."""
-    lead = compared(analysis) or ABOUT
-    warning = synthetic(analysis.rows)
     parts = _parts(analysis, figures, skipped, declared() if tables is None else tables)
-    return document(title, lead, parts, _footer(figures), warning=warning, refresh=refresh)
+    warning = synthetic(analysis.rows)
+    footer = _footer(figures)
+    return document(title, "", parts, footer, warning=warning, refresh=refresh, unfolded=OPEN)
 
 
 def _footer(figures: Sequence[Titled]) -> str:
@@ -104,14 +109,11 @@ def _parts(
     skipped: Sequence[Skipped],
     chosen: Sequence[Declared],
 ) -> list[Section]:
-    drawn = figure_parts(figures)
+    first = [one for one in figures if one.section == FIRST_FIGURE and not one.folded][:1]
+    drawn = figure_parts([*first, *(one for one in figures if one not in first)], apart=len(first))
+    glance = _glance(analysis, chosen, drawn.pop("", Markup()))
     tables, absent = _table_parts(analysis, drawn, chosen)
     late = [tables.pop(head) for head in (TUNING, RUNS, DESCRIPTIONS) if head in tables]
-    glance, summary = _glance(analysis, chosen), _summary(analysis)
-    parts = [("summary", "Summary", summary)]
-    if glance:
-        parts = [("main", "Results at a glance", glance)]
-        late.insert(0, ("findings", "Findings", summary))
     reasons = sorted({text_of(figure.reason) for figure in skipped})
     methods = [
         *((metric.title, metric.definition) for metric in METRICS.values()),
@@ -119,8 +121,8 @@ def _parts(
         *published_words(),
     ]
     return [
-        *parts,
-        ("notes", "Notes", listed_notes(analysis.notes, "None.")),
+        ("main", "Results at a glance", glance or none("Nothing was scored.")),
+        ("notes", "Caveats", listed_notes([*evidence(analysis), *analysis.notes], "None.")),
         *(
             (f"figures-{place}", f"Figures: {section}", images)
             for place, (section, images) in enumerate(drawn.items(), start=1)
@@ -161,8 +163,6 @@ def _table_parts(
         if heading == TUNING:
             content = listed_notes(tuning_sentences(analysis)) + content
             content += drawn.pop(TUNING, Markup())
-        if heading == DESCRIPTIONS:
-            content = Markup("<details><summary>Show</summary>{}</details>").format(content)
         sections[heading] = (slug(heading), heading, content)
     return sections, absent
 
@@ -174,24 +174,18 @@ def _tables_html(analysis: Analysis, declarations: Sequence[Declared]) -> Markup
     return Markup().join(html(name, table) for name, table in tables if table is not None)
 
 
-def _glance(analysis: Analysis, chosen: Sequence[Declared]) -> Markup:
-    """The first screen: the matrix with headlines, then benchmarks' first tables."""
+def _glance(analysis: Analysis, chosen: Sequence[Declared], figure: Markup) -> Markup:
+    """The first screen: sentences, the matrix, benchmarks' first tables, one figure."""
     matrix = matrix_of(analysis)
-    glance = Markup()
-    if matrix is not None:
-        sentences = headlines(analysis)
-        glance = render("glance.html", matrix=matrix_html(matrix), headlines=sentences)
-    return glance + _tables_html(analysis, [table for table in chosen if table.first])
-
-
-def _summary(analysis: Analysis) -> Markup:
-    """What the report covers, and findings by topic."""
-    topics = [*findings(analysis), (TUNING, tuning_sentences(analysis))]
-    return render(
-        "summary.html",
-        facts=facts(analysis),
-        findings=[(topic, sentences) for topic, sentences in topics if sentences],
-    )
+    tables = _tables_html(analysis, [table for table in chosen if table.first])
+    if matrix is None:
+        return tables + figure
+    answers = [
+        *((sentence, "pairs", len(analysis.pairs)) for sentence in winners(analysis)),
+        *((sentence, "tuned", len(analysis.tuned)) for sentence in gained(analysis)),
+        *((sentence, "gaps", len(analysis.gaps)) for sentence in shift(analysis)),
+    ]
+    return render("glance.html", answers=answers, matrix=matrix_html(matrix)) + tables + figure
 
 
 METHODS: tuple[tuple[str, str], ...] = (

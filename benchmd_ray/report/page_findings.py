@@ -1,30 +1,34 @@
-"""Findings of an analysis as sentences."""
+"""What a report answers first, in sentences: who won where, and the shift to targets.
+
+What tuning gained is in `page_tuning`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from benchmd_ray.errors import count_of
-from benchmd_ray.report.contamination import in_comparisons, marked
-from benchmd_ray.report.contamination import sentences as seen_by
-from benchmd_ray.report.figures_parts import mean_auroc, of_metric, ordered
-from benchmd_ray.report.figures_wording import baseline_text, listed
+from benchmd_ray.report.contamination import in_comparisons, is_marked, marked
+from benchmd_ray.report.figures_panels import LABEL_WORDS
+from benchmd_ray.report.figures_parts import mean_auroc, of_metric
+from benchmd_ray.report.figures_wording import listed
 from benchmd_ray.report.frames import (
     KEY,
-    PLACE,
-    SCRATCH,
-    SETTINGS,
-    VERSIONS,
-    by_name,
+    LABELS,
+    MARK,
+    UNKNOWN,
     dataset_text,
-    with_mark,
+    mode_and_labels,
+    rank_of,
     with_mode,
 )
-from benchmd_ray.report.protocols import APART, ENSEMBLES, TUNED
+from benchmd_ray.report.matrix import Contest, contests
+from benchmd_ray.report.protocols import APART
 from benchmd_ray.report.table import Kind, shown, text_of
 from benchmd_ray.scores.comparison import EXCHANGES, LEVEL
 from benchmd_ray.scores.support import ALIKE
@@ -32,127 +36,251 @@ from benchmd_ray.scores.support import ALIKE
 if TYPE_CHECKING:
     from benchmd_ray.report.analysis import Analysis
 
-MOST_NAMED = 6
-"""Rows that the first line names, at most."""
+MOST_PLACES = 6
+"""Datasets whose winner has a sentence of its own, at most."""
 BETTER = ("significantly better", "significantly worse")
-SETTING_WORDS = {
-    "knn": "nearest neighbours",
-    "linear": "linear probe",
-    "finetune-full": "full fine-tuning",
-    "finetune-small": "fine-tuning with 8 labels per class",
-    "finetune-medium": "fine-tuning with 64 labels per class",
-    "finetune-large": "fine-tuning with 256 labels per class",
-}
+Row = Mapping[Any, Any]
 
 
-def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
-    """Counts of a report's contents: label, number, names."""
-    ran, scores = analysis.ran, analysis.rows[analysis.rows["run"] != ""]
-    rows = [("finished runs", f"{ran['finished'].sum():,}", _kinds(ran[ran["finished"]]))]
-    targets = scores[scores["role"] == "target"]
-    counted = {
-        "modalities": scores["modality"],
-        "sources": scores["source"],
-        "targets": targets["dataset"],
-        "rows": scores["technique"],
-        "settings": scores["setting"],
-        "seeds": ran.loc[ran["kind"] == "transfer", "seed"],
-    }
-    orders: dict[str, Sequence[str]] = {
-        "modalities": analysis.modalities,
-        "rows": by_name(scores["technique"].unique()),
-        "settings": SETTINGS,
-    }
-    for label, column in counted.items():
-        names = ordered(column.unique(), orders.get(label, ()))
-        rows.append((label, f"{len(names):,}", _listed(names, "; " if label == "rows" else ", ")))
-    versions = [f"{name} {_listed(ran[name].unique())}" for name in VERSIONS[:2] if len(ran)]
-    return [
-        *rows,
-        ("versions", str(len(ran[list(VERSIONS)].drop_duplicates())), "; ".join(versions)),
-    ]
+def winners(analysis: Analysis) -> list[str]:
+    """Who has the highest AUROC where, by how much, and whether that can be told from the baseline.
 
-
-def compared(analysis: Analysis) -> str:
-    """One line on what was compared on which data; empty without a classification.
-
-    ``ShED; MAE vs scratch on ptb-xl → chapman-shaoxing (ecg): linear probe, 2 seeds.``
+    A source counts by its targets; without any by its test split, else its validation split. Of
+    several numbers of labels only the most are in a sentence.
     """
-    scores = _trained(mean_auroc(analysis.scores))
-    if scores.empty:
+    scores = deciding(_trained(mean_auroc(analysis.scores)).dropna(subset="value"))
+    chosen = _most_labels(contests(analysis.pairs, scores))
+    if len(chosen) <= MOST_PLACES:
+        return [_winner(contest, analysis.changes) for contest in chosen]
+    return [_counted(chosen, analysis.changes)]
+
+
+def deciding(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each source the rows on targets; without any those of its test split, else the others."""
+    rank = np.select([rows["dataset"] != rows["source"], rows["split"] == "test"], [0, 1], 2)
+    ranked = rows.assign(rank=rank)
+    first = ranked.groupby(["modality", "source", "policy"])["rank"].transform("min")
+    return rows[ranked["rank"] == first]
+
+
+def _most_labels(all_contests: Iterable[Contest]) -> list[Contest]:
+    by_place: dict[object, list[Contest]] = {}
+    for contest in all_contests:
+        by_place.setdefault(contest.where, []).append(contest)
+    chosen = []
+    for members in by_place.values():
+        most = min((contest.labels for contest in members), key=lambda name: rank_of(LABELS, name))
+        chosen += [contest for contest in members if contest.labels == most]
+    return chosen
+
+
+def _winner(contest: Contest, changes: pd.DataFrame) -> str:
+    """Sentences on the winner of a contest.
+
+    ``MAE is best on cpsc …: AUROC 0.719 [0.698, 0.740], +0.118 [0.097, 0.139] over scratch, …``
+    """
+    best = contest.best
+    if not best:
+        return (
+            f"No winner on {_where(contest)}: the pretraining of every row saw this data ({MARK})."
+        )
+    row = contest.rows[best[0]]
+    score = interval_text(row, "value")
+    if len(contest.rows) == 1:
+        what = f"{_name(best[0], row)} on {_where(contest)}: AUROC {score}; {_sizes(row)}."
+        return f"{what} Nothing was compared with it on the same records.{_unknown(row)}"
+    names = listed([_name(name, contest.rows[name]) for name in best])
+    leads = "is best" if len(best) == 1 else "share the highest AUROC"
+    whose = "" if len(best) == 1 else f" (numbers of {_name(best[0], row)})"
+    lead = _lead(contest, best[0], changes)
+    return (
+        f"{names} {leads} on {_where(contest)}: AUROC {score}{lead}{whose}; {_sizes(row)}."
+        f"{_others(contest)}{_excluded(contest)}{_unknown(row)}"
+    )
+
+
+def _where(contest: Contest) -> str:
+    _, source, policy, dataset, role, split = contest.where
+    about = []
+    if dataset != source:
+        about = [f"trained on {source}"]
+    elif split == "validation" and any(
+        not row["setting"].startswith("knn") for row in contest.rows.values()
+    ):
+        about = ["on which epochs were chosen, so AUROC is slightly too high"]
+    if contest.labels != "full":
+        about.append(LABEL_WORDS.get(contest.labels, contest.labels))
+    if policy != "clean":
+        about.append(f"policy {policy}")
+    name = dataset_text(source, dataset, role, split)
+    return text_of(f"{name} ({', '.join(about)})" if about else name)
+
+
+def _name(name: str, row: Row) -> str:
+    return text_of(marked([name], [row["contamination"]])[0])
+
+
+def _sizes(row: Row) -> str:
+    scored = count_of(int(row["records"]), text_of(row["scored"]).removesuffix("s"))
+    return f"{scored} of {count_of(int(row['patients']), 'patient')}"
+
+
+def _unknown(row: Row) -> str:
+    return f" {UNKNOWN[0].upper()}{UNKNOWN[1:]}." if row["contamination"] == UNKNOWN else ""
+
+
+def _lead(contest: Contest, best: str, changes: pd.DataFrame) -> str:
+    """The winner's difference over its baseline, or over the next row if it has none."""
+    base, winner = _baseline(contest, best, changes), contest.rows[best]
+    others = [name for name in contest.clean if name not in contest.best] or contest.best[1:]
+    rival = base or max(others, key=lambda name: contest.rows[name]["value"], default="")
+    if not rival:
+        return ", above no row that is free of contamination"
+    other = contest.rows[rival]
+    is_alike = mode_and_labels(other["setting"]) == mode_and_labels(winner["setting"])
+    over = _name(other["technique"] if is_alike else rival, other)
+    if not base:
+        is_baseline = _is_baseline(winner, changes)
+        over += f", the next ({'it is the baseline itself' if is_baseline else 'no baseline'})"
+    row = contest.difference(best, rival)
+    interval = interval_text(row, "difference", sign=True)
+    return f", {interval} over {over}{verdict_on(row, len(contest.pairs))}"
+
+
+def verdict_on(row: Row, tests: int = 1) -> str:
+    """What is added to a difference that is not significant after Holm's correction."""
+    if np.isnan(row["p_holm"]):
+        has_reason = bool(row["caution"]) and not np.isnan(row["low"])  # otherwise it is said
+        return f", not tested ({text_of(row['caution'])})" if has_reason else ", not tested"
+    if row["low"] <= 0 <= row["high"]:
+        return ", not distinguishable from it"
+    if row["p_holm"] < LEVEL:
         return ""
-    techniques = by_name(scores["technique"].unique())
-    modes, baselines = scores["setting"].unique(), {*analysis.changes["baseline"]}
-    bases = [n for n in techniques if baselines & {n, *(with_mode(n, mode) for mode in modes)}]
-    base = bases[0] if len(bases) == 1 else SCRATCH
-    others = [name for name in techniques if name != base]
-    versus = f" vs {text_of(base)}" if others and len(others) < len(techniques) else ""
-    settings = [SETTING_WORDS.get(s, s) for s in ordered(scores["setting"].unique(), SETTINGS)]
-    places = []
-    for (modality, source), rows in scores.groupby(["modality", "source"], sort=False):
-        targets = sorted(rows.loc[rows["role"] == "target", "dataset"].unique())
-        to = f" → {_listed(targets)}" if targets else ""
-        places.append(f"{text_of(source)}{to} ({text_of(modality)})")
-    seeds = int(scores["seeds"].max())
-    many = "1 seed" if seeds == 1 else f"up to {seeds} seeds"
-    named = others or techniques
-    subject = _listed(named, "; ") if len(named) <= MOST_NAMED else f"{len(named)} rows"
-    return f"{subject}{versus} on {'; '.join(places)}: {listed(settings)}, {many}."
+    after = f" after Holm's correction for {tests} comparisons" if tests > 1 else ""
+    return f", not distinguishable from it{after}"
 
 
-def headlines(analysis: Analysis) -> list[tuple[str, str]]:
-    """Contaminated rows, and at most three sentences backed by tests, each with its table."""
-    targets = analysis.changes[analysis.changes["role"] == "target"]
-    changes = of_metric(targets if len(targets) else analysis.changes).dropna(subset="value")
-    where = " on targets" if len(targets) else ""
-    lines = []
-    if len(changes):
-        lines.append((_against_baseline(changes, where), "changes"))
-    tuned = analysis.tuned.dropna(subset="difference")
-    averages = tuned["protocol"] == ENSEMBLES[TUNED]
-    tuned = tuned[averages] if averages.any() else tuned
-    if (tuned["role"] == "target").any():
-        tuned = tuned[tuned["role"] == "target"]
-    if len(tuned):
-        where = "targets" if (tuned["role"] == "target").all() else "the source's own splits"
-        subject = "the tuned ensemble was" if averages.any() else "tuned settings were"
-        verdict = judged(tuned, "difference", *BETTER, subject=subject)
-        lines.append((f"AUROC against the start of the search on {where}: {verdict}", "tuned"))
-    lines += [(sentence, "ranking") for sentence in _ranking(analysis.ranking)[:1]]
-    lines += [(sentence, "gaps") for sentence in _gaps(_trained(of_metric(analysis.gaps)))[:1]]
-    seen = [
-        (sentence, "descriptions") for sentence in seen_by(_trained(mean_auroc(analysis.scores)))
+def _baseline(contest: Contest, best: str, changes: pd.DataFrame) -> str:
+    """Name of the winner's baseline in a contest; empty if it has none there."""
+    rows = _of_result(of_metric(changes), contest.rows[best])
+    names = {_with_mode(row): name for name, row in contest.rows.items()}
+    return next((names[base] for base in rows["baseline"] if base in names), "")
+
+
+def _is_baseline(row: Row, changes: pd.DataFrame) -> bool:
+    place = [key for key in KEY if key not in ("technique", "setting", "protocol")]
+    return bool((_of_result(changes, row, place)["baseline"] == _with_mode(row)).any())
+
+
+def _with_mode(row: Row) -> str:
+    return with_mode(row["technique"], row["setting"])
+
+
+def _of_result(frame: pd.DataFrame, row: Row, names: Iterable[str] = KEY) -> pd.DataFrame:
+    matches = [frame[name] == row[name] for name in names]
+    return frame[np.logical_and.reduce(matches)]
+
+
+def _others(contest: Contest) -> str:
+    """How many of the other rows cannot be told from the winner."""
+    first, *ties = contest.best
+    others = [name for name in contest.clean if name not in (first, *ties)]
+    if len(others) < 2:
+        return ""
+    p = [contest.difference(first, name)["p_holm"] for name in others]
+    if np.isnan(p).all():
+        return " No difference between rows was tested."
+    if not (alike := sum(not value < LEVEL for value in p)):
+        return ""
+    are = "is" if alike == 1 else "are"
+    return f" {alike} of the {len(others)} other rows {are} not distinguishable from it."
+
+
+def _excluded(contest: Contest) -> str:
+    """Contaminated rows that are above the winner."""
+    top = contest.rows[contest.best[0]]["value"]
+    return "".join(
+        f" {_name(name, row)} has {shown(row['value'], 'number')}, but {row['contamination']}, so "
+        "it does not count."
+        for name, row in contest.rows.items()
+        if is_marked(row["contamination"]) and row["value"] >= top
+    )
+
+
+def _counted(all_contests: list[Contest], changes: pd.DataFrame) -> str:
+    """One sentence on the winners of many contests."""
+    met = [contest for contest in all_contests if len(contest.rows) > 1]
+    if not met:
+        return "Nothing was compared: no two rows were scored on the same records."
+    first = [(contest, contest.best[0]) for contest in met if contest.best]
+    counts = ", ".join(
+        f"{text_of(name)} {count}"
+        for name, count in Counter(_with_mode(c.rows[name]) for c, name in first).most_common()
+    )
+    bases = [(c, n, base) for c, n in first if (base := _baseline(c, n, changes))]
+    verdicts = [verdict_on(c.difference(name, base)) for c, name, base in bases]
+    return (
+        f"Highest AUROC on {count_of(len(met), 'dataset')}, contaminated rows excluded: "
+        f"{counts}. The best row is significantly better than its baseline on {verdicts.count('')} "
+        f"of {len(bases)}, otherwise not distinguishable from it or not tested."
+    )
+
+
+def shift(analysis: Analysis) -> list[str]:
+    """A sentence on how AUROC changes from a source's validation split to targets."""
+    scores = _trained(mean_auroc(analysis.scores)).dropna(subset="value")
+    gaps = _trained(of_metric(analysis.gaps)).dropna(subset="gap")
+    if scores.empty or (gaps.empty and (scores["dataset"] != scores["source"]).any()):
+        return []
+    if gaps.empty:
+        return [
+            "No target was scored: what a shift to other hospitals or devices costs is unknown."
+        ]
+    median = gaps["gap"].median()
+    falls = (
+        f"From the source's validation split to {{}}, AUROC {'falls' if median > 0 else 'rises'} by"
+    )
+    if len(gaps) == 1:
+        row = gaps.iloc[0].to_dict()
+        (name,) = marked([row["technique"]], [row["contamination"]])
+        place = falls.format(text_of(row["dataset"]))
+        verdict = verdict_on(row).replace("from it", "from no change")
+        return [f"{place} {interval_text(row, 'gap')} ({text_of(name)}){verdict}."]
+    low, high = (shown(gaps["gap"].agg(end), "number") for end in ("min", "max"))
+    words = ("fell significantly", "rose significantly")
+    corrected = " after Holm's correction over the targets of each technique and setting"
+    verdict = judged(gaps, "gap", *words, subject="AUROC", p="p_holm", corrected=corrected)
+    return [
+        f"{falls.format('a target')} a median of {shown(abs(median), 'number')} "
+        f"({low} to {high}, {count_of(len(gaps), 'result')}): {verdict}"
     ]
-    return [*seen, *lines[:3]]
 
 
-def findings(analysis: Analysis) -> list[tuple[str, list[str]]]:
-    """Findings by topic; results of shuffled labels only in the last."""
+def evidence(analysis: Analysis) -> list[str]:
+    """What supports or limits all results: seeds, the paper, subgroups, shuffled labels."""
     scores = mean_auroc(analysis.scores)
     trained = _trained(scores)
-    topics = [
-        ("Contamination", seen_by(trained)),
-        ("Best results", _best(trained)),
-        ("On targets", _leaders(analysis.ranking)),
-        ("Against the baseline", _changes(of_metric(analysis.changes))),
-        ("Pairs", _pairs(analysis.pairs)),
-        ("Ranking", _ranking(analysis.ranking)),
-        ("Shift to targets", _gaps(_trained(of_metric(analysis.gaps)))),
-        ("The paper", _paper(trained)),
-        ("Seeds", _seeds(trained)),
-        ("Subgroups", _subgroups(_trained(analysis.subgroups))),
-        ("Sanity check", _shuffled(scores)),
+    if trained.empty:
+        return _shuffled(scores)
+    return [
+        "Best: the highest AUROC measured on the same records with as many labels. Being the "
+        "highest of several, it is probably a little too high. A difference is significant (p < "
+        f"{LEVEL}, after Holm's correction over all pairs) unless the sentence says otherwise.",
+        *_seeds(trained),
+        *_paper(trained),
+        *_subgroups(_trained(analysis.subgroups)),
+        *_shuffled(scores),
     ]
-    return [(topic, sentences) for topic, sentences in topics if sentences]
 
 
-def interval_text(row: pd.Series, value: str, *, sign: bool = False) -> str:
-    """A value with its interval, such as ``0.873 [0.851, 0.894]``."""
+def interval_text(row: Row, value: str, *, sign: bool = False) -> str:
+    """A value with its interval, such as ``0.873 [0.851, 0.894]``, or why it has none."""
     kind: Kind = "change" if sign else "interval"
-    numbers = [shown(row[name], kind) for name in (value, "low", "high")]
+    numbers = [shown(row[value], kind), *(shown(row[end], "number") for end in ("low", "high"))]
     if pd.isna(row["low"]):
-        return f"{numbers[0]} (no interval)"
-    return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+        return f"{numbers[0]} ({text_of(row['caution'] or 'no interval')})"
+    rough = ", rough" if "rough" in row["caution"] else ""
+    return f"{numbers[0]} [{numbers[1]}, {numbers[2]}{rough}]"
 
 
 def judged(
@@ -230,144 +358,9 @@ def _untested(rows: pd.DataFrame) -> str:
     )
 
 
-def _kinds(ran: pd.DataFrame) -> str:
-    counts = ran["kind"].value_counts()
-    return ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts.index))
-
-
-def _listed(names: Iterable[object], between: str = ", ") -> str:
-    return between.join(text_of(name) for name in names)
-
-
 def _trained(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows that are compared: without shuffled labels and ensembles."""
     return frame[~frame["protocol"].isin(APART)]
-
-
-def _best(scores: pd.DataFrame) -> list[str]:
-    """Sentences on the best result on each source's validation split."""
-    validation = scores[(scores["dataset"] == scores["source"]) & (scores["split"] == "validation")]
-    lines = []
-    for (modality, source), rows in validation.dropna(subset="value").groupby(
-        ["modality", "source"], sort=False
-    ):
-        best = largest(rows, "value")
-        seeds = best["seeds"]
-        lines.append(
-            f"{text_of(source)} ({text_of(modality)}, validation split): AUROC "
-            f"{interval_text(best, 'value')} by "
-            f"{text_of(_with_marks(best))}, "
-            f"{text_of(best['setting'])}, "
-            f"{'1 seed' if seeds == 1 else f'mean of {seeds} seeds'}."
-        )
-    return lines
-
-
-def _with_marks(row: pd.Series) -> str:
-    """A row's name with its protocol, and the mark of contamination."""
-    return marked([with_mark(row["technique"], row["protocol"])], [row["contamination"]])[0]
-
-
-def largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
-    """The first row with the largest value, or with sign −1 the smallest."""
-    return rows.iloc[int(np.argmax(sign * rows[column].to_numpy(float)))]
-
-
-def _leaders(ranking: pd.DataFrame) -> list[str]:
-    """How often each row has the highest AUROC on a target."""
-    targets = ranking[ranking["role"] == "target"].dropna(subset="rank")
-    contests = [rows for _, rows in targets.groupby(list(PLACE))]
-    if not contests:
-        return []
-    first = [largest(rows, "rank", -1) for rows in contests]
-    leads = pd.Series(
-        marked(
-            [with_mode(row["technique"], row["setting"]) for row in first],
-            [row["contamination"] for row in first],
-        )
-    )
-    counts = ", ".join(f"{text_of(name)} {n}" for name, n in leads.value_counts().items())
-    return [
-        f"Highest AUROC in {count_of(len(contests), 'comparison')} (target × labels): {counts}. "
-        "These are point estimates; their intervals may overlap."
-    ]
-
-
-def _changes(changes: pd.DataFrame) -> list[str]:
-    changes = changes.dropna(subset="value")
-    if changes.empty:
-        return ["Nothing was compared with a baseline on the same records."]
-    lines = [_against_baseline(changes)]
-    for name, sign in (("gain", 1), ("loss", -1)):
-        row = largest(changes, "value", sign)
-        if sign * row["value"] > 0:
-            lines.append(f"Largest {name}: {difference_text(row, row, 'value')}.")
-    return lines
-
-
-def _against_baseline(changes: pd.DataFrame, where: str = "") -> str:
-    names = changes["technique"].unique()
-    base = text_of(baseline_text(changes))
-    subject = f"{text_of(names[0])} was" if len(names) == 1 else "the others were"
-    return f"AUROC against {base}{where}: {judged(changes, 'value', *BETTER, subject=subject)}"
-
-
-def difference_text(row: pd.Series, interval: pd.Series, value: str) -> str:
-    """Text of a difference with its interval, technique, dataset and setting."""
-    return (
-        f"{interval_text(interval, value, sign=True)}, {text_of(row['technique'])} on "
-        f"{dataset_text(*row[['source', 'dataset', 'role', 'split']])}, {text_of(row['setting'])}"
-    )
-
-
-def _pairs(pairs: pd.DataFrame) -> list[str]:
-    pairs = pairs.dropna(subset="difference")
-    if pairs.empty:
-        return []
-    corrected = " after Holm's correction over those of a dataset with as many labels"
-    better = ("b was significantly better than a", "a better than b")
-    return [f"Pairs a, b: {judged(pairs, 'difference', *better, p='p_holm', corrected=corrected)}"]
-
-
-def _ranking(ranking: pd.DataFrame) -> list[str]:
-    taus = ranking.dropna(subset="tau").drop_duplicates(list(PLACE))["tau"]
-    if taus.empty:
-        return []
-    median, low, high = (shown(v, "number", 2) for v in (taus.median(), taus.min(), taus.max()))
-    spread = "" if len(taus) == 1 else f" ({low} to {high} in {len(taus)} comparisons)"
-    line = (
-        f"Ranking stability under the patient bootstrap: median Kendall's τ {median}{spread}; 1 is "
-        "always the same order."
-    )
-    if tested := len(ranking.dropna(subset="high").drop_duplicates(list(PLACE))):
-        line += (
-            " One row was significantly ahead of all others in "
-            f"{(ranking['high'] == 1).sum()} of {count_of(tested, 'comparison')}."
-        )
-    return [line]
-
-
-def _gaps(gaps: pd.DataFrame) -> list[str]:
-    gaps = gaps.dropna(subset="gap")
-    if gaps.empty:
-        return []
-    worst = largest(gaps, "gap")
-    corrected = " after Holm's correction over the targets of each technique and setting"
-    verdict = judged(
-        gaps,
-        "gap",
-        "fell significantly",
-        "rose significantly",
-        subject="AUROC",
-        p="p_holm",
-        corrected=corrected,
-    )
-    return [
-        "From the source's validation split to a target, AUROC falls by a median of "
-        f"{shown(gaps['gap'].median(), 'number')} ({count_of(len(gaps), 'result')}): {verdict} "
-        f"Largest fall: {interval_text(worst, 'gap')}, {text_of(worst['technique'])} on "
-        f"{text_of(worst['dataset'])}, {text_of(worst['setting'])}."
-    ]
 
 
 def _paper(scores: pd.DataFrame) -> list[str]:
@@ -375,7 +368,7 @@ def _paper(scores: pd.DataFrame) -> list[str]:
         return []
     scores = scores.dropna(subset=["paper", "value"])
     if scores.empty:
-        return ["No result is comparable with a published number; the notes say why."]
+        return ["Paper: no result is comparable with a published number; see below."]
     intervals = scores.dropna(subset="low")
     inside = intervals["paper"].between(intervals["low"], intervals["high"]).sum()
     differences = scores["value"] - scores["paper"]
@@ -385,20 +378,23 @@ def _paper(scores: pd.DataFrame) -> list[str]:
     spread = "" if len(scores) == 1 else f" on average ({low} to {high})"
     are = "is" if len(scores) == 1 else "are"
     return [
-        f"{count_of(len(scores), 'result')} {are} comparable with the paper: its number is in our "
-        f"95 % interval in {inside} of {len(intervals)} with an interval; ours minus the paper's "
-        f"is {mean}{spread}."
+        f"Paper: {count_of(len(scores), 'result')} {are} comparable with a published number, which "
+        f"is in our 95 % interval in {inside} of {len(intervals)} with an interval; ours minus the "
+        f"paper's is {mean}{spread}."
     ]
 
 
 def _seeds(scores: pd.DataFrame) -> list[str]:
     scores = scores[scores["seeds"] > 1].dropna(subset="sd")
     if scores.empty:
-        return ["Every result is of one seed; variation between seeds was not measured."]
+        return [
+            "Seeds: every result is of one seed, a single training. Another training would differ, "
+            "by how much was not measured."
+        ]
     median, most = shown(scores["sd"].median(), "number"), shown(scores["sd"].max(), "number")
     return [
-        f"Standard deviation of AUROC between seeds: median {median}, at most {most} "
-        f"({count_of(len(scores), 'result')} with several seeds)."
+        f"Seeds: AUROC varies between trainings that differ only by seed, standard deviation "
+        f"{median} in the median, at most {most} ({count_of(len(scores), 'result')})."
     ]
 
 
@@ -411,8 +407,8 @@ def _subgroups(subgroups: pd.DataFrame) -> list[str]:
         for variable, rows in tests.groupby("variable", sort=True)
     )
     return [
-        f"Results whose groups differ at p < {LEVEL} (Welch's test, not corrected for "
-        f"the number of tests): {counts}."
+        f"Subgroups: AUROC differs between groups of patients at p < {LEVEL} (Welch's test, not "
+        f"corrected for the number of tests) in these numbers of results: {counts}."
     ]
 
 
@@ -422,6 +418,6 @@ def _shuffled(scores: pd.DataFrame) -> list[str]:
         return []
     low, high = shown(values.min(), "number"), shown(values.max(), "number")
     return [
-        f"With shuffled training labels AUROC must be near 0.5: {low} to {high} in "
-        f"{count_of(len(values), 'result')}. No other finding includes these."
+        f"Shuffled labels: trained on them AUROC must be near 0.5; it is {low} to {high} in "
+        f"{count_of(len(values), 'result')}, which nothing else on this page includes."
     ]

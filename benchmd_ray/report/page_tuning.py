@@ -9,11 +9,19 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.errors import count_of
-from benchmd_ray.report.columns import part
-from benchmd_ray.report.page_findings import BETTER, difference_text, judged, largest
-from benchmd_ray.report.protocols import ENSEMBLES
+from benchmd_ray.report.contamination import marked
+from benchmd_ray.report.frames import dataset_text
+from benchmd_ray.report.page_findings import (
+    BETTER,
+    deciding,
+    interval_text,
+    judged,
+    verdict_on,
+)
+from benchmd_ray.report.protocols import ENSEMBLES, TUNED
 from benchmd_ray.report.table import shown, text_of
 from benchmd_ray.report.tuning_frames import SEEN
+from benchmd_ray.scores.comparison import holm
 
 if TYPE_CHECKING:
     from benchmd_ray.report.analysis import Analysis
@@ -22,19 +30,64 @@ MOST_SEARCHES = 6
 """Searches that get a sentence each, at most."""
 
 
+def gained(analysis: Analysis) -> list[str]:
+    """A sentence on what tuning gained in results; empty without a search.
+
+    Ensembles are compared with ensembles where there are any, on targets where there are any.
+    """
+    tuned = deciding(analysis.tuned.dropna(subset="difference"))
+    averages = tuned["protocol"] == ENSEMBLES[TUNED]
+    rows = tuned[averages] if averages.any() else tuned
+    if rows.empty:
+        return _nothing_gained(analysis.searches)
+    rows = rows.assign(p_holm=holm(rows["p"].to_numpy(float)))
+    median = rows["difference"].median()
+    gain = "Tuning gained" if median > 0 else "Tuning gained nothing:"
+    if len(rows) == 1:
+        return [f"{gain} {_only(rows.iloc[0])}."]
+    is_target = (rows["dataset"] != rows["source"]).all()
+    subject = "the tuned ensemble was" if averages.any() else "tuned settings were"
+    ends = " to ".join(shown(rows["difference"].agg(end), "signed") for end in ("min", "max"))
+    counted = f"{len(rows)} results on {'targets' if is_target else 'the splits of the source'}"
+    after = " after Holm's correction over these"
+    verdict = judged(rows, "difference", *BETTER, subject=subject, p="p_holm", corrected=after)
+    return [
+        f"{gain} a median of {shown(median, 'signed')} AUROC ({ends}; {counted}) over the start of "
+        f"the search: {verdict}"
+    ]
+
+
+def _only(row: pd.Series) -> str:
+    """The only difference, with its interval and what it may be called."""
+    ends = {"low": row["difference_low"], "high": row["difference_high"]}
+    interval = row.to_dict() | ends
+    (name,) = marked([row["technique"]], [row["contamination"]])
+    at = dataset_text(*row[["source", "dataset", "role", "split"]])
+    return (
+        f"{interval_text(interval, 'difference', sign=True)} AUROC over the start of the search "
+        f"({text_of(name)} on {text_of(at)}){verdict_on(interval)}"
+    )
+
+
+def _nothing_gained(searches: pd.DataFrame) -> list[str]:
+    """What is known of a gain without a tuned result."""
+    if searches.empty:
+        return []
+    if (searches["chosen"].fillna(-1) == 0).all():
+        return ["Tuning gained nothing: no trial beat the start of its search, so it is kept."]
+    return [
+        "What tuning gained is unknown: no result of a search's choice and of its start is in this "
+        "report, and a search's own scores are no result."
+    ]
+
+
 def tuning_sentences(analysis: Analysis) -> list[str]:
-    """Sentences on the results and cost of searches, and on whether tuned settings are better."""
+    """Sentences on the cost and the choices of searches; `gained` has what they are worth."""
     lines = _searched(analysis.searches)
     if len(ended := analysis.searches.dropna(subset="chosen")) <= MOST_SEARCHES:
         for row in ended.to_dict("records"):
             families = analysis.families[analysis.families["search"] == row["search"]]
             lines.append(_choice(row, families))
-    tuned = analysis.tuned.dropna(subset="difference")
-    averages = tuned["protocol"].isin(ENSEMBLES.values())
-    targets = tuned["role"] == "target"
-    for subject, rows in (("tuned settings were", ~averages), ("the tuned ensemble was", averages)):
-        for where, split in (("the source's own splits", ~targets), ("targets", targets)):
-            lines += _differences(subject, where, tuned[rows & split])
     if not analysis.searches.empty:
         lines.append(
             "A search sees only the source, and none of its scored splits: it uses patient-wise "
@@ -87,18 +140,6 @@ def _choice(search: dict[Hashable, Any], families: pd.DataFrame) -> str:
 
 def _searches(number: int) -> str:
     return f"{number:,} search{'' if number == 1 else 'es'}"
-
-
-def _differences(subject: str, where: str, rows: pd.DataFrame) -> list[str]:
-    if rows.empty:
-        return []
-    row = largest(rows.assign(size=rows["difference"].abs()), "size")
-    interval = part(row.to_frame().T, "difference").iloc[0]
-    return [
-        f"AUROC against the start of the search on {where}: "
-        f"{judged(rows, 'difference', *BETTER, subject=subject)} Largest difference: "
-        f"{difference_text(row, interval, 'difference')}."
-    ]
 
 
 def hours(value: float) -> str:

@@ -19,7 +19,6 @@ from benchmd_ray.report.figures_labels import (
     draw_label_efficiency,
     draw_label_efficiency_by_dataset,
 )
-from benchmd_ray.report.figures_pairs import draw_pairs
 from benchmd_ray.report.figures_panels import footer
 from benchmd_ray.report.figures_parts import Drawn, FigureContext, Skipped, Titled, studies
 from benchmd_ray.report.figures_ranks import (
@@ -55,7 +54,6 @@ OTHERS: tuple[Topic, ...] = (
     draw_label_efficiency_by_dataset,
     draw_critical_differences,
     draw_rankings,
-    draw_pairs,
     draw_other_subgroups,
     draw_other_curves,
     draw_training,

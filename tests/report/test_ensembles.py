@@ -28,8 +28,8 @@ from benchmd_ray.report import tables
 from benchmd_ray.report.analysis import Analysis, analyse
 from benchmd_ray.report.ensembles import averaged
 from benchmd_ray.report.page import page
-from benchmd_ray.report.page_findings import findings
-from benchmd_ray.report.page_tuning import tuning_sentences
+from benchmd_ray.report.page_findings import evidence, winners
+from benchmd_ray.report.page_tuning import gained
 from benchmd_ray.report.protocols import ENSEMBLES
 from benchmd_ray.report.report_figures import draw
 from benchmd_ray.report.scored import read_scored
@@ -344,10 +344,10 @@ def test_ensembles_are_next_to_the_others_in_the_tables(made):
         note.startswith("tuned ensemble, start ensemble: the average") for note in analysis.notes
     )
     assert "start ensemble" in page(analysis, [])
-    said = tuning_sentences(analysis)
-    for subject in ("tuned settings were", "the tuned ensemble was"):
-        (line,) = (line for line in said if f"{subject} significantly" in line)
-        assert "in 1 of 1 comparison" in line
+    (line,) = gained(analysis)
+    (row,) = analysis.tuned[analysis.tuned["protocol"] == "tuned ensemble"].to_dict("records")
+    assert line.startswith(f"Tuning gained {row['difference']:+.3f} [")
+    assert f"({row['technique']} on " in line
 
 
 def test_fold_models_enter_no_comparison_of_techniques_and_ensembles_no_row_of_a_run(tmp_path):
@@ -364,7 +364,7 @@ def test_fold_models_enter_no_comparison_of_techniques_and_ensembles_no_row_of_a
     assert set(analysis.ranking["technique"]) == pairs
     drawn, skipped = draw(Analysis(scores=analysis.scores, modalities=analysis.modalities))
     assert not [one.name for one in (*drawn, *skipped) if "ensemble" in one.name]
-    assert "ensemble" not in str(findings(analysis))
+    assert "ensemble" not in str([*winners(analysis), *evidence(analysis)])
 
 
 def test_the_table_of_medmnist_has_start_tuned_and_both_ensembles(tmp_path):

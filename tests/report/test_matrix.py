@@ -13,6 +13,7 @@ import pytest
 from analysis_frames import SOURCES, invented
 
 from benchmd_ray.report.analysis import Analysis
+from benchmd_ray.report.formats import csv_text
 from benchmd_ray.report.frames import with_mode
 from benchmd_ray.report.matrix import (
     ALIKE,
@@ -99,7 +100,7 @@ def test_tuned_rows_compete_with_the_others_and_keep_their_mark(analysis):
     tuned["gaps"]["protocol"] = tuned["gaps"]["protocol"].mask(is_tuned, "tuned")
     made = matrix_of(replace(analysis, **tuned))
     frame = made.frame[made.frame["protocol"] == "tuned"]
-    assert set(frame["mark"]) == {"best", ""}  # both modes have 0.999, and a p of others
+    assert set(frame["mark"]) == {"best"}  # both modes have 0.999
     assert frame["mean_rank"].notna().all()
     assert "MAE, tuned" in {method_text(what) for what in made.methods}
 
@@ -186,8 +187,12 @@ def test_it_is_written_for_papers(matrix):
     assert ALIKE not in latex
 
 
+def interval_of(cell):
+    return cell.findall("span[@class='interval']")
+
+
 def test_the_page_has_each_cell_once_with_its_interval(analysis, matrix):
-    table = ElementTree.fromstring(matrix_html(matrix)).find("table")
+    table = ElementTree.fromstring(matrix_html(matrix)).find("div/table")
     text = written(matrix)
     assert "".join(table.find("caption").itertext()) == caption_of(text)
     bodies = table.findall("tbody")
@@ -196,16 +201,26 @@ def test_the_page_has_each_cell_once_with_its_interval(analysis, matrix):
     assert len(rows) == len(text.rows)
     for row, (what, cells) in zip(rows, text.rows, strict=True):
         found = row.findall("td")
-        said = ["".join(cell.itertext()).rstrip(ALIKE) for cell in found]
+        intervals = ["".join(span.text for span in interval_of(cell)) for cell in found]
+        said = [
+            "".join(cell.itertext()).removesuffix(interval).rstrip(ALIKE)
+            for cell, interval in zip(found, intervals, strict=True)
+        ]
         assert said == [each.text for each in cells]
         assert [cell.find("b") is not None for cell in found] == [
             each.mark == "best" for each in cells
         ]
         titled = ["title" in cell.attrib for cell in found]
         assert titled == [each.cell is not None and what[1] != PAPER for each in cells]
+        assert [bool(interval) for interval in intervals] == titled
     scratch = mean_auroc(analysis).query("dataset == 'cpsc' and setting == 'linear'").iloc[0]
     title = rows[0].findall("td")[1].attrib["title"]
     assert title == f"95 % interval {scratch['low']:.3f} to {scratch['high']:.3f}, 2 seeds"
+    (printed,) = interval_of(rows[0].findall("td")[1])
+    assert printed.text == f"[{scratch['low']:.3f}, {scratch['high']:.3f}]"
+    assert ElementTree.fromstring(matrix_html(matrix)).attrib["data-matrix"] == csv_text(
+        matrix.frame
+    ).replace("\n", " ")  # as XML reads an attribute
 
 
 def test_names_from_a_store_are_text():

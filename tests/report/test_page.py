@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_frames import IMAGES, invented, made, without_intervals
+from analysis_frames import IMAGES, invented
 
 from benchmd_ray.report import tables as sections
 from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.canvas import new_figure, styled
 from benchmd_ray.report.document import FIRST, document, html
 from benchmd_ray.report.figures_parts import Skipped, Titled
-from benchmd_ray.report.frames import FRAMES, PLACE, frame, with_mode
+from benchmd_ray.report.frames import FRAMES, frame
 from benchmd_ray.report.page import page, write_page
-from benchmd_ray.report.page_findings import _ranking, facts, findings, judged
+from benchmd_ray.report.page_findings import judged
 from benchmd_ray.report.table import Column, Table, constant, shown, text_of
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import ALIKE, caution
@@ -171,7 +171,7 @@ def test_why_figures_are_missing_is_said_once(analysis):
 def test_sections_come_in_the_order_of_reading(parsed):
     assert [a["id"] for a in parsed.of("section")] == [
         *("main", "notes", "figures-1", "results", "all-metrics", "in-distribution-and-target"),
-        *("against-the-baseline", "pairs", "ranking", "subgroups", "findings", "runs", "methods"),
+        *("against-the-baseline", "pairs", "ranking", "subgroups", "runs", "methods"),
     ]
 
 
@@ -401,23 +401,6 @@ def test_every_column_of_the_tables_is_found_in_the_frames(report_analysis):
     )
 
 
-def told(analysis):
-    return {topic: " ".join(sentences) for topic, sentences in findings(analysis)}
-
-
-def test_findings_on_changes_are_counted_from_the_frame(analysis):
-    changes, text = analysis.changes, told(analysis)["Against the baseline"]
-    clear = changes[changes["p"] < 0.05]
-    up, down = (clear["value"] > 0).sum(), (clear["value"] < 0).sum()
-    counts = f"better in {up} of {len(changes)} comparisons and significantly worse in {down}"
-    assert f"the others were significantly {counts}" in text
-    open_ = told(replace(analysis, changes=changes.assign(p=0.4)))["Against the baseline"]
-    assert f"{len(changes)} comparisons showed no difference (p < 0.05)" in open_
-    best = changes.sort_values("value").iloc[-1]
-    assert f"Largest gain: +{best['value']:.3f} [" in text
-    assert best["technique"] in text
-
-
 def test_differences_that_no_test_could_show_are_said_not_to_be_tested():
     rows = pd.DataFrame(
         {"difference": 0.3, "p": [1e-9, 5e-5, np.nan], "p_holm": [1e-7, *2 * [np.nan]]}
@@ -445,44 +428,6 @@ def test_verdicts_count_what_a_test_shows_in_both_directions(values, p, expected
     assert judged(rows, "value", "a", "b").startswith(expected)
 
 
-def test_no_gain_is_told_where_there_is_none(analysis):
-    changes = analysis.changes.assign(value=-0.1, low=-0.2, high=-0.05)
-    text = told(replace(analysis, changes=changes))["Against the baseline"]
-    assert "Largest gain" not in text
-    assert "Largest loss: −0.100 [−0.200, −0.050]" in text
-
-
-def test_findings_on_targets_count_who_is_first_among_those_on_the_same_rows(analysis):
-    ranking = analysis.ranking[analysis.ranking["role"] == "target"]
-    first = ranking[ranking["rank"] == 1]
-    first = pd.Series([*map(with_mode, first["technique"], first["setting"])]).value_counts()
-    text = told(analysis)["On targets"]
-    assert f"Highest AUROC in {len(ranking.groupby(list(PLACE)))} comparisons" in text
-    for name, count in first.items():
-        assert f"{name} {count}" in text
-
-
-def test_findings_on_gaps_paper_and_pairs(analysis):
-    text = told(analysis)
-    gap = np.median(analysis.gaps["gap"])
-    assert f"falls by a median of {gap:.3f} ({len(analysis.gaps)} results)" in text[
-        "Shift to targets"
-    ].replace("−", "-")
-    held = analysis.scores[analysis.scores["paper"].notna()]
-    inside = [low <= p <= high for low, p, high in held[["low", "paper", "high"]].to_numpy()]
-    assert f"{len(held)} results are comparable with the paper" in text["The paper"]
-    assert f"in our 95 % interval in {sum(inside)} of {len(held)} with" in text["The paper"]
-    clear = analysis.pairs[analysis.pairs["p_holm"] < 0.05]
-    up, down = (clear["difference"] > 0).sum(), (clear["difference"] < 0).sum()
-    assert text["Pairs"].startswith(
-        f"Pairs a, b: b was significantly better than a in {up} of {len(analysis.pairs)} "
-        f"comparisons and a better than b in {down}; the other "
-    )
-    gaps = analysis.gaps[analysis.gaps["p_holm"] < 0.05]
-    fell = f"AUROC fell significantly in {(gaps['gap'] > 0).sum()} of {len(analysis.gaps)} comp"
-    assert fell in text["Shift to targets"]
-
-
 def test_pairs_that_score_alike_are_not_called_too_few_patients():
     rows = pd.DataFrame(
         {
@@ -496,72 +441,6 @@ def test_pairs_that_score_alike_are_not_called_too_few_patients():
         "tested: both have the same score in every resample of the patients. 1 comparison was not "
         "tested: too few patients, in all or in a class."
     )
-
-
-def test_findings_of_few_patients_say_that_nothing_is_tested(analysis):
-    names = ("scores", "gaps", "changes", "pairs", "ranking")
-    few = {name: without_intervals(getattr(analysis, name)) for name in names}
-    text = told(replace(analysis, **few))
-    for topic, name in (
-        ("Against the baseline", "changes"),
-        ("Pairs", "pairs"),
-        ("Shift to targets", "gaps"),
-    ):
-        count = len(few[name])
-        assert f"{count} comparisons were not tested: too few patients" in text[topic]
-    everything = " ".join(text.values())
-    assert "significant" not in everything
-    assert "differ at" not in everything.replace(text["Subgroups"], "")
-    assert "p < 0.05" not in everything.replace(text["Subgroups"], "")
-    assert "[" not in everything
-    assert "(no interval)" in text["Best results"]
-    assert "0 of 0 with an interval" in text["The paper"]
-
-
-def test_the_best_result_is_the_highest_on_the_validation_split(analysis):
-    scores = analysis.scores
-    own = scores[
-        (scores["metric"] == "auroc") & (scores["class"] == "mean") & (scores["role"] == "source")
-    ]
-    text = told(analysis)["Best results"]
-    for source in ("ptb-xl", "mimic-cxr"):
-        best = own[own["source"] == source].sort_values("value").iloc[-1]
-        numbers = f"{best['value']:.3f} [{best['low']:.3f}, {best['high']:.3f}]"
-        assert f"AUROC {numbers} by {best['technique']}, {best['setting']}" in text
-
-
-def test_shuffled_labels_are_told_apart(analysis):
-    shuffled = analysis.scores.query("setting == 'linear'").assign(
-        protocol="shuffled", value=0.999, low=0.99, high=1.0, paper=math.nan
-    )
-    text = told(replace(analysis, scores=pd.concat([analysis.scores, shuffled])))
-    assert "0.999" in text["Sanity check"]
-    assert "0.999" not in text["Best results"]
-    assert text["Best results"] == told(analysis)["Best results"]
-    assert "Sanity check" not in told(analysis)
-
-
-def test_one_seed_is_said_to_be_one():
-    text = told(invented(("ecg",), settings=("linear",), seeds=1))
-    assert "of one seed" in text["Seeds"]
-
-
-def test_nothing_compared_is_said():
-    scores = invented(("ecg",), techniques=("MAE",), settings=("linear",)).scores
-    text = told(made(scores=scores))
-    assert "Nothing was compared with a baseline" in text["Against the baseline"]
-    assert "Pairs" not in text
-
-
-def test_facts_count_what_the_report_holds(report_analysis):
-    held = {label: (number, names) for label, number, names in facts(report_analysis)}
-    assert held["finished runs"][0] == str(report_analysis.ran["finished"].sum())
-    assert held["modalities"] == ("2", "ecg, cxr")
-    assert held["targets"] == ("2", "chexpert, georgia")
-    assert held["rows"][0] == "8"
-    seeds = sorted(set(report_analysis.rows["seed"]))
-    assert held["seeds"] == (str(len(seeds)), ", ".join(map(str, seeds)))
-    assert held["versions"] == ("1", "benchmd_ray 1.0; torch 1.0")
 
 
 def test_every_file_that_the_report_reads_is_part_of_the_package():
@@ -587,11 +466,3 @@ def test_templates_escape_whatever_is_not_markup_and_drop_the_folders_of_paths()
     assert "<img" not in written
     assert "mae-1" in written
     assert "ada" not in written
-
-
-def test_rows_ahead_are_counted_of_the_comparisons_that_were_tested():
-    first = dict.fromkeys(PLACE, "x") | {"tau": float("nan"), "high": 1.0}
-    second = {**first, "dataset": "y", "tau": 1.0}
-    rows = [first, {**first, "high": 2.0}, second, {**second, "high": 2.0}]
-    (line,) = _ranking(pd.DataFrame(rows))
-    assert line.endswith("ahead of all others in 2 of 2 comparisons.")

@@ -2,8 +2,10 @@
 
 import math
 from collections import Counter
+from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 from analysis_frames import invented
 from browsers import started_browser
@@ -11,6 +13,8 @@ from test_page import EVIL, drawn, renamed
 from waiting import until
 
 from benchmd_ray.report.document import FIRST
+from benchmd_ray.report.formats import csv_text
+from benchmd_ray.report.matrix import matrix_of
 from benchmd_ray.report.page import write_page
 from benchmd_ray.report.table import rounded, shown
 
@@ -41,7 +45,7 @@ def opened(browser, report):
     """Opens the report; in the end nothing may have failed or been fetched."""
     pages, heard = [], []
 
-    def opens(path=report, *, width=1280, **options):
+    def opens(path=report, *, width=1280, unfolded=True, **options):
         context = browser.new_context(viewport={"width": width, "height": 800}, **options)
         context.set_default_timeout(30_000)
         tab = context.new_page()
@@ -50,6 +54,8 @@ def opened(browser, report):
         tab.on("pageerror", lambda e: heard.append(str(e)))
         tab.on("dialog", lambda d: heard.append(d.message))
         tab.goto(path.as_uri())
+        if unfolded:
+            tab.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
         pages.append(context)
         return tab
 
@@ -257,9 +263,15 @@ def test_the_page_prints_whole_without_controls(opened, analysis):
     assert b"/MediaBox [0 0 594" in printed or b"/MediaBox [0 0 595" in printed  # A4, points
     assert tab.locator("#table-pairs tbody tr").count() == len(analysis.pairs)
     tab.emulate_media(media="print")
-    for hidden in ("form.controls", "nav", ".skip"):
+    for hidden in ("form.controls", "nav", ".skip", "button"):
         assert not tab.locator(hidden).first.is_visible()
-    for seen in ("#results", "#methods", "figure img", "#table-pairs tbody tr:last-child"):
+    for seen in (
+        ".matrix .interval",
+        "#results",
+        "#methods",
+        "figure img",
+        "#table-pairs tbody tr:last-child",
+    ):
         assert tab.locator(seen).first.is_visible()
     style = "box => { const s = getComputedStyle(box); return [s.overflow, s.maxHeight]; }"
     assert tab.locator(".scroll").first.evaluate(style) == ["visible", "none"]
@@ -270,7 +282,7 @@ def test_the_page_prints_whole_without_controls(opened, analysis):
 
 
 WIDE = """() => [...document.body.querySelectorAll("*")]
-  .filter(e => !e.closest(".scroll table") && !e.closest(".skip"))
+  .filter(e => !e.parentElement.closest(".scroll") && !e.closest(".skip"))
   .filter(e => e.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5)
   .map(e => e.outerHTML.slice(0, 200))"""
 
@@ -319,9 +331,68 @@ def test_figures_keep_a_white_card_in_the_dark(opened):
     assert tab.locator("figure img").first.evaluate(ground) == "rgb(255, 255, 255)"
 
 
+def downloaded(tab, button, tmp_path):
+    with tab.expect_download() as download:
+        button.click()
+    path = tmp_path / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def test_a_click_downloads_a_figure_and_a_table(opened, analysis, tmp_path):
+    tab = opened()
+    path = downloaded(tab, tab.locator("figure button").first, tmp_path)
+    assert path.name == "figure-0.svg"
+    assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    path = downloaded(tab, tab.locator("[data-matrix] > button"), tmp_path)
+    assert path.read_text("utf-8") == csv_text(matrix_of(analysis).frame)
+    table = tab.locator("#table-auroc")
+    table.get_by_label("technique", exact=True).select_option(label="MAE")
+    path = downloaded(tab, table.get_by_role("button", name="Download CSV"), tmp_path)
+    held = pd.read_csv(path)
+    rows = results_of(analysis).query("technique == 'MAE'")
+    np.testing.assert_allclose(held["AUROC [95 %]"], rows["value"], atol=5e-4)
+    np.testing.assert_allclose(held["AUROC [95 %], low"], rows["low"], atol=5e-4)
+    assert held["technique"].unique().tolist() == ["MAE"]
+
+
+def test_downloaded_names_are_no_formulas(opened, analysis, tmp_path):
+    evil = '=HYPERLINK("x"),\n@"'
+    path = write_page(renamed(analysis, "technique", "MAE", evil), [], tmp_path)
+    tab = opened(path)
+    button = tab.locator("#table-auroc").get_by_role("button", name="Download CSV")
+    assert f"'{evil}" in set(pd.read_csv(downloaded(tab, button, tmp_path))["technique"])
+
+
+def test_sections_are_folded_but_for_the_first_and_links_open_them(opened):
+    tab = opened(unfolded=False)
+    assert tab.locator("#main table").is_visible()
+    assert tab.locator("#notes li").first.is_visible()
+    assert not tab.locator("#table-pairs table").is_visible()
+    tab.get_by_role("link", name="Table", exact=True).first.click()
+    assert tab.locator("#table-pairs table").is_visible()
+    tab.emulate_media(media="print")
+    assert tab.locator("#table-gaps table").is_visible()
+
+
+def test_on_a_phone_wide_tables_have_a_cue_and_figures_keep_their_size(opened):
+    tab = opened(width=390)
+    box = tab.locator(".scroll:has(.matrix)")
+    assert box.evaluate("box => box.className") == "scroll wide cut"
+    assert "Scroll sideways" in box.evaluate("box => getComputedStyle(box, '::before').content")
+    box.evaluate("box => box.scrollLeft = box.scrollWidth")
+    assert eventually(lambda: box.evaluate("box => box.className"), "scroll wide")
+    image = tab.locator("figure img").first
+    shown, natural = image.evaluate("image => [image.clientWidth - 24, image.naturalWidth]")
+    assert shown == pytest.approx(natural, abs=2)
+    phone = opened(width=390, has_touch=True, is_mobile=True)
+    assert phone.locator(".matrix .interval").first.is_visible()
+    assert not opened().locator(".matrix .interval").first.is_visible()
+
+
 @pytest.mark.slow
 def test_the_contents_lead_to_the_sections(opened):
-    tab = opened()
+    tab = opened(unfolded=False)
     tab.get_by_role("link", name="Ranking", exact=True).click()
     top = "section => Math.abs(section.getBoundingClientRect().top) < 100"
     assert eventually(lambda: tab.locator("#ranking").evaluate(top), True)

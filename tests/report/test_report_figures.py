@@ -47,7 +47,6 @@ from benchmd_ray.report.figures_groups import (
     letters,
 )
 from benchmd_ray.report.figures_labels import draw_label_efficiency
-from benchmd_ray.report.figures_pairs import draw_pairs
 from benchmd_ray.report.figures_parts import (
     FigureContext,
     Titled,
@@ -335,55 +334,6 @@ def test_axes_of_auroc_reach_down_to_chance(drawn):
         assert max(axes.get_ylim()[0] for axes in panels(drawn[name])) <= 0.5, name
 
 
-def test_significance_shows_differences_with_stars_where_holm_and_interval_agree(drawn, images):
-    titled = drawn["significance-cxr-mimic-cxr-chexpert-test"]
-    axes = panel(titled, "8 labels")
-    rows = chosen(images.pairs, dataset="chexpert", labels="small")
-    names = list(TECHNIQUE_LOOKS)
-    written = {one.get_position(): one.get_text() for one in axes.texts}
-    assert len(written) == len(rows) == 15
-    assert len(panel(titled, "all labels").texts) == 66  # of six techniques in two modes
-    for _, row in rows.iterrows():
-        text = written[names.index(row["a"]), names.index(row["b"]) - 1]
-        number, stars = text.split("\n")
-        assert float(number.replace("−", "-")) == pytest.approx(row["difference"], abs=6e-4)
-        p = row["p_holm"]
-        expected = "***" if p < 0.001 else "**" if p < 0.01 else "*" if p < 0.05 else ""
-        assert stars.strip() == expected
-
-
-def test_pairs_of_too_few_patients_have_no_stars_and_no_verdict(images):
-    few = replace(images, pairs=without_intervals(images.pairs))
-    for titled in only(draw_pairs, few).values():
-        assert "too few patients to test whether rows differ" in titled.title
-        texts = [one.get_text() for axes in titled.figure.axes for one in axes.texts]
-        assert len(texts) >= 15
-        assert not [text for text in texts if "*" in text]
-        coloured = [axes.images[0].get_array() for axes in titled.figure.axes if axes.images]
-        assert coloured
-        assert not [cells for cells in coloured if cells.count()]
-        assert "Without colour: too few patients for a test." in titled.caption
-
-
-@pytest.mark.parametrize(("techniques", "seeds", "reached"), [(6, 1, 3), (7, 1, 2), (7, 2, 3)])
-def test_the_legend_names_only_stars_that_so_many_tests_can_have(techniques, seeds, reached):
-    """Of 21 exchange tests none can be below 0.001 after Holm: 21 / 20,001 is above."""
-    names = (*tuple(TECHNIQUE_LOOKS)[:6], "shed+mae")
-    made = invented(("eeg",), techniques=names[:techniques], settings=("linear",), seeds=seeds)
-    for titled in only(draw_pairs, made).values():
-        said = re.findall(r"[0-9.]+ \(\*+\)", titled.caption)
-        assert said == ["0.05 (*)", "0.01 (**)", "0.001 (***)"][:reached]
-
-
-def test_a_pair_is_turned_when_the_frame_has_it_the_other_way_round(images):
-    row = {**chosen(images.pairs, dataset="chexpert", labels="full").iloc[0]}
-    row |= {"a": "MAE", "b": "scratch", "difference": -0.2, "low": -0.25, "high": -0.15}
-    row |= {"p_holm": 0.0004}
-    (titled,) = only(draw_pairs, replace(images, pairs=pd.DataFrame([row]))).values()
-    assert "MAE over scratch, +0.200\u00a0[0.150,\u00a00.250]" in titled.title
-    assert panel(titled, "all labels").texts[0].get_text() == "+0.200\n***"
-
-
 def test_ranks_are_the_frame_s_best_on_top_with_tau_in_the_title(drawn, images):
     titled = drawn["ranking-cxr-mimic-cxr"]
     assert len(panels(titled)) == 3 * 4  # datasets, numbers of labels
@@ -572,27 +522,11 @@ def test_title_of_roc_names_no_class_of_few_patients(small):
     assert title.endswith("no class has 10 patients on both sides")
 
 
-def test_title_of_pairs_names_patients_rare_classes_and_the_correction(small):
-    name = "significance-eeg-shhs-isruc-test"
-    pairs = small.pairs.assign(difference=0.2, low=0.1, high=0.3, p_holm=0.02)
-    title = only(draw_pairs, replace(small, pairs=pairs))[name].title
-    assert "(2,100 patients); most" in title
-    assert "p = 0.02 after Holm's correction over those with as many labels (all labels)" in title
-    few = small.scores.assign(patients=21)
-    few["positives"] = few["positives"].mask(few["class"] == "n3", 1)
-    title = only(draw_pairs, replace(small, pairs=pairs, scores=few))[name].title
-    assert "(21 patients, n3 has 1 positive); most" in title
-
-
 def test_captions_say_that_intervals_cover_several_seeds_only_where_they_do(drawn, small):
-    name = "significance-cxr-mimic-cxr-chexpert-test"
     assert "widened to cover training seeds too" in drawn["auroc"].caption
-    assert "widened to cover training seeds too" in drawn[name].caption
-    assert "over training seeds if both have the same" in drawn[name].caption
     assert "widened" not in drawn["ranking-cxr-mimic-cxr"].caption
-    for topic in (draw_results, draw_pairs):
-        for one in only(topic, small).values():
-            assert "widened" not in one.caption
+    for one in only(draw_results, small).values():
+        assert "widened" not in one.caption
     assert "as if no patient were in both" in drawn["gap"].caption
 
 
@@ -677,7 +611,7 @@ CLAIMS = re.compile(
 
 def titles_of(analysis):
     topics = (draw_forests, draw_results, draw_label_efficiency, draw_critical_differences)
-    topics += (draw_pairs, draw_differing_subgroups, draw_other_subgroups)
+    topics += (draw_differing_subgroups, draw_other_subgroups)
     found = [one for topic in topics for one in only(topic, analysis).values()]
     return [one.title for one in found if isinstance(one, Titled)]
 
@@ -835,7 +769,6 @@ def test_one_technique_is_drawn_without_comparisons():
     reasons = {one.name: one.reason for one in excluded}
     assert reasons["change"] == "no row has enough patients to be compared with a baseline"
     assert reasons["ranking-eeg-shhs"] == "fewer than two rows are ranked on the same records"
-    assert reasons["significance-eeg-shhs"] == "no two rows are scored on the same records"
     assert "fewer than two settings of labels" in reasons["label-efficiency"]
 
 
@@ -843,7 +776,7 @@ def test_without_intervals_points_are_drawn_and_nothing_is_claimed(small):
     names = ("scores", "gaps", "changes", "pairs", "ranking", "subgroups")
     bare = replace(small, **{name: without_intervals(getattr(small, name)) for name in names})
     bare = replace(bare, subgroups=bare.subgroups.assign(p=np.nan))
-    topics = (draw_forests, draw_results, draw_rankings, draw_pairs, draw_other_subgroups)
+    topics = (draw_forests, draw_results, draw_rankings, draw_other_subgroups)
     topics += (draw_main_curves, draw_other_curves)
     found = {name: one for topic in topics for name, one in only(topic, bare).items()}
     points = line(panel(found["auroc"], "eeg, shhs"), "MAE")

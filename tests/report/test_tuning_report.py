@@ -46,8 +46,7 @@ from benchmd_ray.report.canvas import styled
 from benchmd_ray.report.figures_settings import labels_of
 from benchmd_ray.report.names import names_of
 from benchmd_ray.report.page import page
-from benchmd_ray.report.page_findings import headlines
-from benchmd_ray.report.page_tuning import tuning_sentences
+from benchmd_ray.report.page_tuning import gained, tuning_sentences
 from benchmd_ray.report.report_figures import draw
 from benchmd_ray.report.table import plain
 from benchmd_ray.report.tuning_frames import networks
@@ -425,20 +424,6 @@ def test_the_page_has_a_section_of_tuning_with_its_figures(analysis):
     assert numbers == list(range(1, len(figures) + 1))
 
 
-def test_sentences_call_a_difference_what_its_test_says(analysis):
-    def said(**changed):
-        rows = analysis.tuned.assign(difference=0.1, **changed)
-        return " ".join(tuning_sentences(replace(analysis, tuned=rows)))
-
-    lines = said(p=0.01)
-    assert "on targets: tuned settings were significantly better in 1 of 1 comparison (" in lines
-    lines = said(p=0.05)
-    assert "on targets: 1 comparison showed no difference (p < 0.05)" in lines
-    assert "12 trials" in lines
-    lines = said(p=np.nan)
-    assert "on targets: 1 comparison was not tested: too few patients, in" in lines
-
-
 def test_without_a_search_nothing_speaks_of_tuning(made, tmp_path):
     _, found = made
     alone = analyse([found["start"], found["scratch"]], resamples=5)
@@ -643,14 +628,13 @@ def test_a_setting_that_was_the_same_in_all_trials_has_no_axis(tmp_path):
 
 
 def test_the_first_screen_says_what_tuning_gained(analysis):
-    said = dict(map(reversed, headlines(analysis)))["tuned"]
-    held = analysis.tuned[~analysis.tuned["protocol"].str.contains("ensemble")]
-    held = held[held["role"] == "target"].dropna(subset=["difference"])
-    assert said.startswith("AUROC against the start of the search on targets: ")
-    tested = held["p"].notna().sum()
-    assert f"{tested} comparison" in said or f"{len(held)} comparison" in said
+    (said,) = gained(analysis)
+    held = analysis.tuned.query("role == 'target'").dropna(subset=["difference"])
+    (row,) = held.to_dict("records")
+    assert f"{row['difference']:+.3f} [".replace("-", "−") in said
+    assert "(MAE, tuned on georgia)" in said
     text = page(analysis, [])
-    assert text.index(said[:50]) < text.index('id="notes"')
+    assert text.index(said[:12]) < text.index('id="notes"')
 
 
 def test_a_search_names_its_networks(analysis):

@@ -152,6 +152,8 @@ function activate(root) {
   form.addEventListener("reset", () => setTimeout(choose));
   search.addEventListener("input", choose);
   selects.forEach((select) => select.addEventListener("change", choose));
+  const download = form.querySelector("[data-csv]");
+  download.addEventListener("click", () => save(download.dataset.csv, "text/csv", csv(columns, rows)));
   scroll.addEventListener("scroll", () => {
     if (scroll.scrollTop + 2 * scroll.clientHeight > scroll.scrollHeight) grow(made + STEP);
   });
@@ -165,6 +167,71 @@ function activate(root) {
 }
 
 document.querySelectorAll("[data-table]").forEach(activate);
+
+// Downloads: a table as it is filtered and sorted, the matrix with all digits, a figure as SVG.
+function csv(columns, rows) {
+  const inert = (text) => (/^[=+\-@\t\r\n]/.test(text) ? "'" + text : text); // no formulas
+  const quoted = (text) => `"${inert(text).replaceAll('"', '""')}"`;
+  const parts = columns.flatMap((column) => {
+    if (column.kind === "text") {
+      return [[column.title, (row) => quoted(column.levels[column.codes[row]])]];
+    }
+    const names = column.low ? ["values", "low", "high"] : ["values"];
+    return names.map((name) => [
+      name === "values" ? column.title : `${column.title}, ${name}`,
+      (row) => column[name][row] ?? "",
+    ]);
+  });
+  const lines = Array.from(rows, (row) => parts.map(([, of]) => of(row)).join(","));
+  return [parts.map(([title]) => quoted(title)).join(","), ...lines, ""].join("\n");
+}
+
+function save(name, type, text) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+document.querySelectorAll("[data-matrix]").forEach((root) => {
+  const button = root.querySelector("button");
+  button.addEventListener("click", () => save(button.dataset.csv, "text/csv", root.dataset.matrix));
+  button.hidden = false;
+});
+document.querySelectorAll("[data-svg]").forEach((button) => {
+  const { src } = button.closest("figure").querySelector("img");
+  const text = () => decodeURIComponent(src.slice(src.indexOf(",") + 1));
+  button.addEventListener("click", () => save(button.dataset.svg, "image/svg+xml", text()));
+  button.hidden = false;
+});
+
+// What is wider than its box has a cue, which ends where its right edge is seen.
+document.querySelectorAll(".scroll").forEach((box) => {
+  const mark = () => {
+    box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
+    box.classList.toggle("cut", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  };
+  box.addEventListener("scroll", mark);
+  new ResizeObserver(mark).observe(box);
+});
+
+// Links open the folded sections that they lead to; print has them all.
+function unfold(hash) {
+  const target = document.getElementById(hash.slice(1));
+  for (let part = target; part; part = part.parentElement) {
+    if (part.tagName === "DETAILS") part.open = true;
+  }
+  const inside = target && target.querySelector(":scope > details");
+  if (inside) inside.open = true;
+}
+document.querySelectorAll("a[href^='#']").forEach((link) => {
+  link.addEventListener("click", () => unfold(link.hash));
+});
+unfold(location.hash);
+window.addEventListener("beforeprint", () => {
+  document.querySelectorAll("details").forEach((part) => (part.open = true));
+});
 
 // The table of contents marks the section that is being read.
 const links = new Map(
