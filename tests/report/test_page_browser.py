@@ -383,7 +383,7 @@ def test_on_a_phone_wide_tables_have_a_cue_and_figures_keep_their_size(opened):
     box.evaluate("box => box.scrollLeft = box.scrollWidth")
     assert eventually(lambda: box.evaluate("box => box.className"), "scroll wide")
     image = tab.locator("figure img").first
-    shown, natural = image.evaluate("image => [image.clientWidth - 24, image.naturalWidth]")
+    shown, natural = image.evaluate("image => [image.clientWidth, image.naturalWidth]")
     assert shown == pytest.approx(natural, abs=2)
     phone = opened(width=390, has_touch=True, is_mobile=True)
     assert phone.locator(".matrix .interval").first.is_visible()
