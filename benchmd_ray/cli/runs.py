@@ -159,6 +159,7 @@ def evaluate(
     benchmd evaluate runs/RUN --catalog catalogs/ptb-xl --evaluation robustness
     """
     from benchmd_ray.evaluation.registry import evaluation_named
+    from benchmd_ray.runs.predictions import shared_in
     from benchmd_ray.runs.store import read_run
     from benchmd_ray.service.execute import evaluate_run
     from benchmd_ray.settings.definition import load_settings
@@ -167,7 +168,10 @@ def evaluate(
     opened = read_run(run)
     settings = load_settings(assignments=assignments, base=opened.settings)
     for path in paths:
-        echo(evaluate_run(opened, path, settings, address=address, evaluation=asked))
+        written = evaluate_run(opened, path, settings, address=address, evaluation=asked)
+        echo(written)
+        if text := shared_in(written):
+            echo(f"note: {text}", err=True)
 
 
 @main.command()

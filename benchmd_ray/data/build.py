@@ -15,17 +15,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmd_ray.cluster.connection import connected, ray_data
 from benchmd_ray.cluster.telemetry import count
 from benchmd_ray.console.progress import progress
-from benchmd_ray.data import binary, holding_out
+from benchmd_ray.data import binary, duplicates, holding_out
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
-from benchmd_ray.data.chunks import PARTS, Chunk, as_row, build_row, items_digest
+from benchmd_ray.data.chunks import (
+    PARTS,
+    Chunk,
+    Part,
+    as_row,
+    build_row,
+    items_digest,
+    rewritten,
+    seen_nowhere,
+)
 from benchmd_ray.data.datasets import require_readers, versions_of
 from benchmd_ray.data.discovery import discovered, require_complete
 from benchmd_ray.data.manifest import manifest_of, origin_of
@@ -37,7 +46,7 @@ from benchmd_ray.data.records import (
     hashed_patient,
     schema,
 )
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files.atomic import TEMPORARY, digest, json_bytes, resource_folder, sha256
 from benchmd_ray.storage.location import (
     LEASE,
@@ -114,6 +123,7 @@ def build(
         parts = _run(chunks, card, address, cpus, require_alone, retry_quarantined)
         _require_readable(parts, max_quarantined, out)
         _require_records(parts, discovery, out)
+        discovery, parts = _settled(card, choices, discovery, parts, out, require_alone)
         manifest = manifest_of(card, origin_of(card, choices, plan, discovery, parts, raw), parts)
         _finish(out, manifest, require_alone)
     return open_catalog(out)
@@ -156,15 +166,45 @@ def _finished(out: Location, plan: str, retry_quarantined: bool) -> Catalog | No
     return None
 
 
+def _settled(
+    card: DatasetCard,
+    choices: Choices,
+    discovery: Discovery,
+    parts: list[Part],
+    out: Location,
+    require_alone: Callable[[], None],
+) -> tuple[Discovery, list[Part]]:
+    """The discovery with warnings of duplicates, and the parts after what becomes of these."""
+    mode = card.duplicates if choices.policy == "clean" else "keep"
+    changes = duplicates.changes(parts, merge=mode == "merge")
+    if mode == "refuse" and changes.warnings:
+        reasons = "; ".join(
+            f"{count_of(n, 'record')}: {text}" for text, n in changes.warnings.items()
+        )
+        raise BenchmdError(
+            f"{reasons}. The card of {card.name} has duplicates: "
+            "refuse. Remove them from the raw folder, or state merge or keep."
+        )
+    warned = Counter(discovery.warnings) + Counter(changes.warnings)
+    discovery = replace(discovery, warnings=dict(warned))
+    if not changes.of:
+        return discovery, parts
+    settled = {part["name"]: part for part in parts}
+    bar = progress(f"duplicates of {card.name}", len(changes.of), "shards")
+    for number, (name, change) in enumerate(changes.of.items(), 1):
+        require_alone()
+        settled[name] = rewritten(settled[name], change, card, out)
+        bar.update(number)
+    bar.close()
+    return discovery, [*settled.values()]
+
+
 def _finish(out: Location, manifest: dict[str, Any], require_alone: Callable[[], None]) -> None:
     sizes = {f"{SHARDS}/{name}": size for name, size in entries(out / SHARDS)[0].items()}
     wanted = {shard["file"]: shard["bytes"] for shard in manifest["shards"]}
     lost = [file for file, size in wanted.items() if sizes.get(file) != size]
     if lost:
-        raise BenchmdError(
-            f"{out / lost[0]} was written by a worker and cannot be seen here: choose an --out "
-            "on storage that all nodes of the cluster share."
-        )
+        raise seen_nowhere(out / lost[0])
     require_alone()
     delete(out / file for file in sizes if file not in wanted)
     require_alone()  # deleting may have waited for the server
@@ -196,7 +236,7 @@ def _plan(card: DatasetCard, choices: Choices, discovery: Discovery, raw: Path) 
             "held out": [holding_out.VERSION, *choices.hold_out] if choices.hold_out else [],
             "table": sha256(tables / card.code_table) if card.code_table else None,
             "schema": str(schema(card)),
-            "patients": hashed_patient(card.name, ""),
+            "patients": hashed_patient(card.namespace, ""),
             "items": items_digest(discovery.items),
             "synthetic": (raw / SYNTHETIC).is_file(),
         }

@@ -110,6 +110,13 @@ class DatasetCard:
     """What a user may choose at the build."""
     normalisation: str = ""
     """Where the statistics that normalise its signals come from."""
+    patient_namespace: str = ""
+    """Name that cards with the same patient IDs share: their patients then have the same hashes.
+    Empty for the dataset's own name: its patients are compared with no other dataset's."""
+    duplicates: Literal["merge", "keep", "refuse"] = "merge"
+    """What becomes of exact copies under the policy ``clean``. merge: who shares content is one
+    patient, in one split, and what a source is trained on is not scored. keep: only counted.
+    refuse: neither built nor scored."""
     private_names: bool = False
     """True where names of raw files or folders name patients: they are not written down; see
     `hides_names`."""
@@ -120,6 +127,11 @@ class DatasetCard:
     @property
     def signal(self) -> Signal:
         return self.modality.signal
+
+    @property
+    def namespace(self) -> str:
+        """What the hashes of its patients are keyed by."""
+        return self.patient_namespace or self.name
 
     @property
     def task(self) -> Task:

@@ -37,7 +37,7 @@ from benchmd_ray.storage.location import Location, entries, read, read_again
 
 MAX_MANIFEST_BYTES = 2**28
 """Largest manifest that is read: that of a million shards has about as much."""
-FORMAT = 6
+FORMAT = 7
 """Version of the catalog's layout."""
 MANIFEST = "manifest.json"
 LOOKED_AT, NAMED = 50, 3

@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from benchmd_ray.data.apart import NOWHERE, Apart, Died
 from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.duplicates import Change, rows_of
 from benchmd_ray.data.manifest import shard_part
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.quarantine import named, quarantined
@@ -27,6 +29,8 @@ from benchmd_ray.files.atomic import json_bytes
 from benchmd_ray.files.integrity import Damaged, hashed, parsed_json, without_hash
 from benchmd_ray.storage.location import Location, delete, location, read, write
 
+Part = dict[str, Any]
+"""Summary of a shard."""
 PARTS = "parts"
 """Folder with a summary of each finished shard, while others are built."""
 TRIES = 2
@@ -136,9 +140,39 @@ def build_chunk(chunk: Chunk) -> dict[str, Any]:
     }
     delete([chunk.part])  # no part of other inputs next to the new shard
     if part["rows"]:
-        part |= shard_part(table, chunk.shard, chunk.card)
+        part |= shard_part(table, chunk.shard, chunk.card) | rows_of(table)
     write(chunk.part, json_bytes(hashed({"part": part})))
     return part
+
+
+def rewritten(part: Mapping[str, Any], change: Change, card: DatasetCard, out: Location) -> Part:
+    """The part of a shard that is written again without some rows, or with other patients.
+
+    What a build resumes from goes first: interrupted, it reads the raw files of this chunk again.
+    """
+    path = out / SHARDS / f"{part['name']}.parquet"
+    data = read(path)
+    if data is None:
+        raise seen_nowhere(path)
+    table = pq.read_table(pa.BufferReader(data), schema=schema(card))
+    place = table.schema.get_field_index("group_id")
+    patients = [change.patients.get(name, name) for name in table["group_id"].to_pylist()]
+    table = table.set_column(place, table.schema.field(place), pa.array(patients, pa.string()))
+    table = table.filter(pa.array(change.kept)).combine_chunks()
+    excluded = dict(Counter(part["excluded"]) + Counter(change.excluded))
+    delete([out / PARTS / f"{part['name']}.json"])
+    if not len(table):
+        delete([path])
+    about = shard_part(table, path, card) if len(table) else {}
+    return {**part, "rows": len(table), "excluded": excluded, **about}
+
+
+def seen_nowhere(path: Location) -> BenchmdError:
+    """Error for a shard that a worker wrote and this process does not see."""
+    return BenchmdError(
+        f"{path} was written by a worker and cannot be seen here: choose an --out on storage that "
+        "all nodes of the cluster share."
+    )
 
 
 @dataclass

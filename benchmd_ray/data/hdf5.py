@@ -28,8 +28,10 @@ from benchmd_ray.data.hdf5_layout import (
 )
 from benchmd_ray.data.manifest import manifest_of, shard_part
 from benchmd_ray.data.records import (
+    CONTENT,
     METADATA,
     binary,
+    contents,
     decode_signals,
     decode_targets,
     schema,
@@ -312,8 +314,10 @@ def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -
     held_out = group["metadata/held_out_known"][rows]
     if fault := values_fault(card, age=ages, held_out=held_out, **numbers):
         raise foreign(path, fault)
+    signals = np.ascontiguousarray(group["signal"][rows])
     columns: dict[str, Any] = {
-        "signal": binary(np.ascontiguousarray(group["signal"][rows])),
+        "signal": binary(signals),
+        CONTENT: contents(signals, card.signal, numbers["valid_size"].tolist()),
         "split": pa.array([split] * count, pa.string()),
         "scale": pa.array(numbers["scale"], pa.float32()),
     }

@@ -29,7 +29,7 @@ from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.manifest import ORIGIN, manifest_of, shard_part
 from benchmd_ray.data.manifest_form import SHARDS
-from benchmd_ray.data.origins import of_one_origin
+from benchmd_ray.data.origins import are_comparable, of_one_origin
 from benchmd_ray.data.records import targets_of
 from benchmd_ray.data.resident import patients_of, split_table
 from benchmd_ray.data.splits import balanced_folds, label_subset, rarest_class
@@ -140,9 +140,15 @@ def barred_patients(source: Catalog, targets: Iterable[Catalog] = ()) -> frozens
     """Hashed patients of a source whose records are scored later, so that no search sees them.
 
     Those that a search would see and that have a record in a scored split of the source, or of a
-    target of its origin; the IDs of other datasets cannot be compared. Only IDs are read.
+    target of its origin or patients; the IDs of other datasets cannot be compared. Only IDs are
+    read.
     """
-    related = [target for target in targets if of_one_origin(target.dataset, source.dataset)]
+    related = [
+        target
+        for target in targets
+        if of_one_origin(target.dataset, source.dataset)
+        or are_comparable(target.dataset, source.dataset)
+    ]
     scored = (patients_of(catalog, catalog.evaluation_splits) for catalog in (source, *related))
     return frozenset(patients_of(source, seen_splits(source)) & set().union(*scored))
 

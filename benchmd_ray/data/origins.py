@@ -17,8 +17,6 @@ from benchmd_ray.schema.plain_yaml import read_yaml_file
 from benchmd_ray.schema.typed import typed
 
 FOLDER = "origins"
-ONE_KEY = frozenset({"nih-cxr-ap", "nih-cxr-pa"})
-"""Datasets of one origin whose patients have the same hashes; others' cannot be compared."""
 _SIZE_AND_FILE = re.compile(r"(-[0-9]+)?(-unofficial|-v2)?$")
 
 
@@ -36,7 +34,13 @@ def of_one_origin(first: str, second: str) -> bool:
 
 def are_comparable(first: str, second: str) -> bool:
     """Whether equal hashes of two datasets are one patient, and other hashes other patients."""
-    return first == second or {first, second} <= ONE_KEY
+    return _namespace(first) == _namespace(second)
+
+
+def _namespace(dataset: str) -> str:
+    """What the patients of a dataset are keyed by; of one without a card its own name."""
+    card = cards().get(dataset)
+    return card.namespace if card else dataset
 
 
 def named() -> frozenset[str]:

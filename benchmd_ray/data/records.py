@@ -17,7 +17,7 @@ import pyarrow as pa
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.geometry import GEOMETRY, Geometry
 from benchmd_ray.errors import composed, shown
-from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.signals import Signal, valid_area
 from benchmd_ray.modality.tasks import UNKNOWN, Target
 
 PERSON: dict[str, pa.DataType] = {
@@ -40,6 +40,9 @@ SEPARATOR = "; "
 
 OLDEST_AGE = 90.0
 """Ages above are stored as this one: very high ages can identify a person."""
+CONTENT = "content"
+"""Column with the hash of each record's signal; see `contents`."""
+CONTENT_BYTES = 8
 MOST_NAMES, LONGEST_NAME = 40, 16
 """Channels that a message names, and the characters of a name; EDF has 16."""
 
@@ -91,13 +94,13 @@ class Record:
     """Of a segmentation: the grid of its file, for predictions to go back to."""
 
 
-def hashed_patient(dataset: str, patient: str) -> str:
+def hashed_patient(namespace: str, patient: str) -> str:
     """A stable pseudonym of a patient, 16 hex digits; the same in all forms of Unicode.
 
-    The hash is keyed by the dataset's name and the secret in ``BENCHMD_ID_KEY``, if set: set it
-    where patient numbers could be guessed and found by hashing them all.
+    The hash is keyed by the card's ``namespace`` and the secret in ``BENCHMD_ID_KEY``, if set: set
+    it where patient numbers could be guessed and found by hashing them all.
     """
-    key = hashlib.blake2b(f"{dataset}:{os.environ.get('BENCHMD_ID_KEY', '')}".encode()).digest()
+    key = hashlib.blake2b(f"{namespace}:{os.environ.get('BENCHMD_ID_KEY', '')}".encode()).digest()
     return hashlib.blake2b(composed(patient).encode(), key=key, digest_size=8).hexdigest()
 
 
@@ -122,6 +125,7 @@ def schema(card: DatasetCard) -> pa.Schema:
             pa.field("unit_id", pa.string(), nullable=False),
             pa.field("split", pa.string(), nullable=False),
             stored,
+            pa.field(CONTENT, pa.binary(CONTENT_BYTES)),
             pa.field("scale", pa.float32(), nullable=False),
             pa.field("valid_size", pa.list_(pa.int32(), len(signal.stored_shape) - 1)),
             pa.field("target", _arrow_type(card.target), nullable=False),
@@ -213,6 +217,7 @@ def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Tab
     signals = np.array([record.signal for record in records], card.signal.dtype)
     columns: dict[str, pa.Array] = {
         "signal": binary(signals.reshape(rows, *card.signal.stored_shape)),
+        CONTENT: contents(signals, card.signal, [record.valid_size for record in records]),
         "split": pa.array([split] * rows, pa.string()),
     }
     plain = ["record_id", "group_id", "unit_id", "scale", "valid_size"]
@@ -228,6 +233,30 @@ def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Tab
     for name, kind in METADATA.items():
         columns[name] = pa.array([r.metadata.get(name) for r in records], kind)
     return pa.table({name: columns[name] for name in layout.names}, schema=layout)
+
+
+def contents(
+    signals: npt.NDArray[np.generic], signal: Signal, valid_sizes: Iterable[Sequence[int]]
+) -> pa.Array:
+    """Hash of each signal as it is stored: equal for equal signals, whatever their records' names.
+
+    Null for signals that are constant in each channel, such as blank images and electrodes that
+    are off: equal ones say nothing about patients. Padding does not count.
+    """
+    channels, *extents = signal.stored_shape
+    hashes = []
+    for stored, size in zip(signals, valid_sizes, strict=True):
+        values = stored[:, *valid_area(extents, size)].reshape(channels, -1)
+        varies = (values != values[:, :1]).any()
+        data = np.ascontiguousarray(stored).data
+        hashes.append(hashlib.blake2b(data, digest_size=CONTENT_BYTES).digest() if varies else None)
+    return pa.array(hashes, pa.binary(CONTENT_BYTES))
+
+
+def content_hashes(column: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
+    """A table's `CONTENT` as numbers, (rows,); 0 where it is null."""
+    whole = column.combine_chunks().fill_null(bytes(CONTENT_BYTES))
+    return np.asarray(_decoded(whole, (), np.dtype(">u8")), np.uint64)
 
 
 def binary(values: npt.NDArray[np.generic]) -> pa.Array:

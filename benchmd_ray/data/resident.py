@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.records import decode_signals
+from benchmd_ray.data.records import CONTENT, content_hashes, decode_signals
 from benchmd_ray.files.arrays import mapped
 from benchmd_ray.files.atomic import TEMPORARY, cache_folder, locked, remove, replacing
 from benchmd_ray.files.cache import keep_within_limit, used
@@ -48,6 +48,14 @@ def patients_of(catalog: Catalog, splits: Iterable[str]) -> set[str]:
     """Hashed patients of some splits."""
     tables = (split_table(catalog, split, ["group_id"]) for split in splits)
     return {patient for table in tables for patient in table["group_id"].to_pylist()}
+
+
+def contents_of(catalog: Catalog, splits: Iterable[str]) -> npt.NDArray[np.uint64]:
+    """Distinct contents of the records of some splits, but those of constant signals."""
+    tables = (split_table(catalog, split, [CONTENT]) for split in splits)
+    contents = [content_hashes(table[CONTENT]) for table in tables]
+    whole = np.unique(np.concatenate([np.empty(0, np.uint64), *contents]))
+    return np.asarray(whole[whole != 0])
 
 
 def _columns_path(catalog: Catalog, split: str) -> Path:

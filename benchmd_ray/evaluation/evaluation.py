@@ -11,7 +11,13 @@ from benchmd_ray.cluster.hardware import hardware
 from benchmd_ray.errors import BenchmdError, require_plain_name
 from benchmd_ray.modality.tasks import SEGMENTATION as SEGMENTS
 from benchmd_ray.modality.tasks import Task, TaskKind
-from benchmd_ray.runs.predictions import CLASSIFIED, Form, Predictions, write_predictions
+from benchmd_ray.runs.predictions import (
+    CLASSIFIED,
+    Form,
+    Predictions,
+    SharedForm,
+    write_predictions,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +54,30 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True)
+class Shared:
+    """Records of a catalog that is scored which are also in a source's training or validation."""
+
+    source: str
+    """Name of the source."""
+    records: frozenset[str] = frozenset()
+    """Their names."""
+    of: int = 0
+    """Records of the evaluation splits."""
+    excluded: bool = True
+    """Whether they are not scored."""
+
+    @property
+    def about(self) -> SharedForm:
+        """What predictions state of them."""
+        return {
+            "source": self.source,
+            "records": len(self.records),
+            "of": self.of,
+            "excluded": self.excluded,
+        }
+
+
+@dataclass(frozen=True)
 class Asked:
     run: Path
     """Folder of a finished transfer run."""
@@ -59,6 +89,8 @@ class Asked:
     """Other catalogs that it reads, in order of name."""
     features: Path | None = None
     """Folder of the features of the run's frozen encoder, as in `training.jobs.TransferJob`."""
+    shared: Shared | None = None
+    """What the catalog shares with the run's source; None where it was not compared."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +141,18 @@ class Evaluation:
 
     def predict(self, asked: Asked) -> Path:
         """Write the predictions of a run for a catalog."""
-        table, where = self.compute(asked), hardware(asked.worker.device)
-        return write_predictions(table, asked.run, asked.catalog, where, self.form, asked.also)
+        table, where = _without_shared(self.compute(asked), asked), hardware(asked.worker.device)
+        shared = None if asked.shared is None else asked.shared.about
+        about = (asked.run, asked.catalog, where, self.form, asked.also)
+        return write_predictions(table, *about, shared=shared)
+
+
+def _without_shared(table: pa.Table, asked: Asked) -> pa.Table:
+    """Predictions without the records that the source's training has, too."""
+    if asked.shared is None or not asked.shared.excluded or "record_id" not in table.column_names:
+        return table
+    kept = [name not in asked.shared.records for name in table["record_id"].to_pylist()]
+    return table if all(kept) else table.filter(kept)
 
 
 def _classified(asked: Asked) -> pa.Table:

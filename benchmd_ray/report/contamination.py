@@ -118,7 +118,7 @@ def _seen(folder: Path) -> Mapping[str, frozenset[str]]:
 
 @functools.lru_cache(maxsize=8)
 def _patients(folder: Path, _changed: int) -> Mapping[str, frozenset[str]]:
-    return {catalog: frozenset(patients) for catalog, patients in read_seen(folder).items()}
+    return {catalog: frozenset(seen.patients) for catalog, seen in read_seen(folder).items()}
 
 
 def _things(run: Run) -> str:

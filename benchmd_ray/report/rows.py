@@ -23,7 +23,7 @@ from benchmd_ray.report.frames import FRAMES, frame
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.scored import Scored
 from benchmd_ray.runs.files import predictions_of
-from benchmd_ray.runs.predictions import CLASSIFIED, read_predictions
+from benchmd_ray.runs.predictions import CLASSIFIED, SHARED, read_predictions, shared_text
 from benchmd_ray.runs.store import Run
 
 Row = dict[str, Any]
@@ -234,11 +234,15 @@ def _of_catalog(run: Run, dataset: str, about: Mapping[str, str]) -> Row:
         "raw_expected": raw[1],
         "provenance": _provenance(run.description, about),
         "options": "; ".join(_options(run, dataset, about)),
-        "warnings": "; ".join(
-            f"{count_of(count, 'record')}: {warning}"
-            for warning, count in json.loads(about["warnings"]).items()
-        ),
+        "warnings": "; ".join(_warnings(about)),
     }
+
+
+def _warnings(about: Mapping[str, str]) -> Iterator[str]:
+    if SHARED in about and (text := shared_text(json.loads(about[SHARED]))):
+        yield text
+    for warning, count in json.loads(about["warnings"]).items():
+        yield f"{count_of(count, 'record')}: {warning}"
 
 
 def _provenance(run: Mapping[str, Any], about: Mapping[str, str]) -> str:

@@ -19,12 +19,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from typing_extensions import TypedDict
 
 from benchmd_ray.cluster.hardware import Hardware, from_json
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.provenance import PROVENANCES, together
 from benchmd_ray.data.records import PERSON, decode_targets
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.files.atomic import parse_json
 from benchmd_ray.files.integrity import (
     OF,
@@ -37,7 +38,7 @@ from benchmd_ray.files.integrity import (
 from benchmd_ray.files.parquet import opened, read_table
 from benchmd_ray.modality.tasks import UNKNOWN, Task
 from benchmd_ray.runs.files import PREDICTIONS
-from benchmd_ray.schema.typed import typed
+from benchmd_ray.schema.typed import Count, form_fault, typed
 from benchmd_ray.scores.units import Units
 
 DESCRIPTION = (
@@ -58,8 +59,22 @@ DESCRIPTION = (
     "hardware",
     OF,
 )
+SHARED = "shared"
+"""Metadata on the records that the source's training has, too (`SharedForm`); earlier versions
+compared none and lack it."""
 IDENTIFIERS = ("record_id", "unit_id", "group_id", "split")
 ROLES = ("source", "target")
+
+
+class SharedForm(TypedDict):
+    """Records of the evaluation splits that are also in the source's training or validation."""
+
+    source: str
+    records: Count
+    of: Count
+    """Records of the evaluation splits."""
+    excluded: bool
+    """Whether they are not scored."""
 
 
 class Outdated(BenchmdError):
@@ -151,10 +166,13 @@ def write_predictions(
     hardware: Hardware,
     form: Form,
     also: Sequence[Catalog] = (),
+    *,
+    shared: SharedForm | None = None,
 ) -> Path:
     """Write predictions, their metadata (`DESCRIPTION`) and their hash.
 
-    ``catalog`` was scored, ``also`` are other catalogs that were read. A table that does not fit
+    ``catalog`` was scored, ``also`` are other catalogs that were read; ``shared`` is what the
+    catalog shares with the run's source, None where it was not compared. A table that does not fit
     the evaluation's form is an error, and nothing is written.
     """
     raw = catalog.manifest["raw"]
@@ -175,6 +193,7 @@ def write_predictions(
         "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),
         "hardware": hardware.to_json(),
         OF: name_of(run),
+        **({} if shared is None else {SHARED: json.dumps(shared)}),
     }
     path = predictions_path(run, catalog.dataset, form.evaluation)
     if fault := form.fault(Predictions(table, description)):
@@ -185,6 +204,21 @@ def write_predictions(
     with replacing_hashed(path) as partial:
         pq.write_table(table.replace_schema_metadata(description), partial)
     return path
+
+
+def shared_text(shared: SharedForm) -> str:
+    """What the records that a source's training has, too, mean for scores; empty for none."""
+    if not shared["records"]:
+        return ""
+    what = f"{shared['records']:,} of {count_of(shared['of'], 'record')}"
+    whose = f"the training or validation of {shared['source']} has them or their patients"
+    return f"{what} excluded: {whose}" if shared["excluded"] else f"{what} scored though {whose}"
+
+
+def shared_in(path: Path) -> str:
+    """`shared_text` of predictions that were just written; empty where nothing was compared."""
+    stated = (pq.read_schema(path).metadata or {}).get(SHARED.encode())
+    return shared_text(json.loads(stated)) if stated else ""
 
 
 def also_of(catalogs: Sequence[Catalog]) -> str:
@@ -290,6 +324,10 @@ def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
                 raise ValueError(f"{key} is of another type")
         if not all(type(count) is int for count in parse_json(description["warnings"]).values()):
             raise ValueError("a count of its warnings is not a number")
+        if stated := metadata.get(SHARED.encode()):
+            description[SHARED] = stated.decode()
+            if fault := form_fault(SharedForm, parse_json(description[SHARED])):
+                raise ValueError(fault)
         version = int(description["version"])
         if not all(
             0 <= int(description[f"raw_{name}"]) < 2**63 for name in ("records", "expected")

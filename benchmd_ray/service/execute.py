@@ -23,13 +23,15 @@ from benchmd_ray.files.integrity import remove_hashed, write_hash
 from benchmd_ray.models.imagenet import StartWeights
 from benchmd_ray.models.networks import taken_signal
 from benchmd_ray.runs.predictions import predictions_path
+from benchmd_ray.runs.pretraining_data import write_learned, write_seen
 from benchmd_ray.runs.store import Run, open_run, read_run, require_weights, scoring, working
 from benchmd_ray.service.imported import import_exported, trained_of
 from benchmd_ray.service.kept_weights import take_kept
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.scored import is_scored, open_also
-from benchmd_ray.service.unseen import keep_seen, require_unseen, seen_elsewhere, write_seen
+from benchmd_ray.service.shared_records import learned_of, shared_records
+from benchmd_ray.service.unseen import keep_seen, require_unseen, seen_elsewhere, seen_of
 from benchmd_ray.settings.definition import EncoderSettings, Settings
 from benchmd_ray.ssl import SCRATCH, technique_named, with_solver
 from benchmd_ray.ssl.brought import ensure_brought, own_encoder, start_weights
@@ -111,7 +113,7 @@ def pretrain_resolved(
             if not take_kept(resolved, run.folder):
                 _pretrain(resolved, run.folder, start, on_cluster)
             if "pretrained_on" in run.description:
-                write_seen(run.folder, resolved.source, resolved.inner)
+                write_seen(run.folder, seen_of(resolved.source, resolved.inner))
     return run
 
 
@@ -220,6 +222,7 @@ def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -
         with working(run, settings.execution.device, settings.execution.keep):
             if resolved.upstream is not None and seen_elsewhere(resolved.description):
                 keep_seen(resolved.upstream.folder, run.folder)  # which may go
+            write_learned(run.folder, learned_of(source))
             if not take_kept(resolved, run.folder):
                 job = resolved.job(run.folder)
                 launch(job, on_ray=on_cluster, catalog=resolved.trained_on)
@@ -326,7 +329,8 @@ def _evaluate(
         if not is_scored(run, opened, evaluation, also, whole=True):
             require_weights(run)
             features = SHARED if run.settings.transfer.freezes else None
-            asked = Asked(run.folder, opened, settings, Worker(), also, features)
+            shared = shared_records(run, opened)
+            asked = Asked(run.folder, opened, settings, Worker(), also, features, shared)
             _score(asked, evaluation, on_cluster=on_cluster)
     return path
 

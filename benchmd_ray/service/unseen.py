@@ -1,4 +1,4 @@
-"""Patients that a pretraining on other catalogs saw are not scored by what starts from it.
+"""What a pretraining on other catalogs saw is not scored by what starts from it.
 
 `runs.pretraining_data` says what is stored of them.
 """
@@ -9,36 +9,37 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.data.pooled import members_of, splits_of
-from benchmd_ray.data.resident import patients_of
-from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files.integrity import write_hashed_json
-from benchmd_ray.runs.pretraining_data import SEEN, Seen, read_seen
+from benchmd_ray.data.resident import contents_of, patients_of
+from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.runs.pretraining_data import NOTHING, Records, read_seen, write_seen
 
 REMEDY = (
     "Leave that dataset out of the pretraining or of what is scored, or build the catalog of the "
-    "pretraining without these patients."
+    "pretraining without them."
 )
 
 
-def seen_of(source: Catalog, inner: Catalog | None = None) -> dict[str, list[str]]:
-    """Hashed patients that a pretraining sees, by the digest of each catalog.
+def seen_of(source: Catalog, inner: Catalog | None = None) -> dict[str, Records]:
+    """What a pretraining sees, by the digest of each catalog.
 
     With ``inner`` it is on that inner catalog of the source.
     """
-    return {m.digest: sorted(patients_of(inner or m, splits_of(m))) for m in members_of(source)}
-
-
-def write_seen(folder: Path, source: Catalog, inner: Catalog | None) -> None:
-    write_hashed_json(folder / SEEN, {"patients": seen_of(source, inner)}, of=folder)
+    return {
+        m.digest: Records(patients_of(inner or m, splits), contents_of(inner or m, splits))
+        for m in members_of(source)
+        for splits in [splits_of(m)]
+    }
 
 
 def keep_seen(pretraining: Path, transfer: Path) -> None:
     """Store what a pretraining saw with a transfer from it, too."""
-    if patients := read_seen(pretraining):
-        write_hashed_json(transfer / SEEN, {"patients": patients}, of=transfer)
+    if seen := read_seen(pretraining):
+        write_seen(transfer, seen)
 
 
 def seen_elsewhere(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -60,22 +61,30 @@ def require_unseen(about: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
 
 
 def require_disjoint(
-    pretrained_on: Iterable[Mapping[str, Any]], seen: Seen, catalog: Catalog
+    pretrained_on: Iterable[Mapping[str, Any]], seen: Mapping[str, Records], catalog: Catalog
 ) -> None:
-    """Refuse to score a catalog of whose patients a pretraining saw some, or may have.
+    """Refuse to score a catalog of which a pretraining saw patients or records, or may have.
 
     ``pretrained_on`` is what it saw of each other catalog than the source's, as ``run.json`` has
-    it; ``seen`` are its patients.
+    it; ``seen`` are their records.
     """
-    scored: set[str] = set()
+    scored, contents = set[str](), NOTHING
     for entry in pretrained_on:
-        name, patients = str(entry["dataset"]), seen.get(str(entry["catalog"]))
-        scored = scored or patients_of(catalog, catalog.evaluation_splits)
+        name = str(entry["dataset"])
+        patients, of_records = seen.get(str(entry["catalog"]), Records(()))
+        if not scored:
+            scored = patients_of(catalog, catalog.evaluation_splits)
+            contents = contents_of(catalog, catalog.evaluation_splits)
         where = f"{catalog.path} ({catalog.dataset}, {', '.join(catalog.evaluation_splits)})"
-        if shared := len(scored.intersection(patients or ())):
+        if shared := len(scored.intersection(patients)):
             raise BenchmdError(
                 f"the pretraining on {name} saw {shared:,} of the {len(scored):,} patients that "
                 f"are scored of {where}. {REMEDY}"
+            )
+        if copies := len(np.intersect1d(contents, of_records)):
+            raise BenchmdError(
+                f"the pretraining on {name} saw exact copies of {count_of(copies, 'record')} that "
+                f"{'is' if copies == 1 else 'are'} scored of {where}. {REMEDY}"
             )
         if of_one_origin(name, catalog.dataset) and not _comparable(patients, catalog):
             raise BenchmdError(
@@ -85,7 +94,7 @@ def require_disjoint(
             )
 
 
-def _comparable(patients: Iterable[str] | None, catalog: Catalog) -> bool:
+def _comparable(patients: Iterable[str], catalog: Catalog) -> bool:
     """Whether hashes are of one key: then a patient of the pretraining is in some split."""
     splits = [split for split in catalog.manifest["splits"] if catalog.rows(split)]
-    return bool(patients_of(catalog, splits).intersection(patients or ()))
+    return bool(patients_of(catalog, splits).intersection(patients))

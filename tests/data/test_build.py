@@ -18,6 +18,7 @@ from benchmd_ray.data.build import build
 from benchmd_ray.data.cards import Layout, Option
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.datasets import DATASETS
+from benchmd_ray.data.duplicates import COPIES
 from benchmd_ray.data.raw import Discovery, RawItem, RawReader, Reading
 from benchmd_ray.data.records import Record, RecordError, RecordExcluded
 from benchmd_ray.data.verify import verify
@@ -176,7 +177,8 @@ def test_warnings_and_parts_excluded_are_counted_over_all_files(films, raw, tmp_
 
     films.reads = {0: several, 3: one, 4: several, 5: none}
     built = build("films", raw, tmp_path / "out")
-    assert built.manifest["warnings"] == {"it is old": 1, "it is padded": 7}
+    copies = {COPIES: 4}  # of two films, three records each
+    assert built.manifest["warnings"] == {"it is old": 1, "it is padded": 7} | copies
     assert built.manifest["excluded"] == {"it is not a film": 0, "it is unscored": 9}
     splits = built.manifest["splits"]
     for split, (records, units, patients) in {"train": (6, 4, 2), "test": (3, 1, 1)}.items():

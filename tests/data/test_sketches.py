@@ -14,8 +14,7 @@ from made_catalogs import write_catalog
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.records import Record
-from benchmd_ray.data.sketches import SIZE, have_common, is_sketch, merged, sketch_of, sketch_path
-from benchmd_ray.files.cache import entries, prune
+from benchmd_ray.data.sketches import SIZE, have_common, is_sketch, merged, sketch_of
 
 CARD = dataset_card("breastmnist")
 SHAPE, RECORDS = CARD.signal.stored_shape, 400
@@ -81,19 +80,6 @@ def test_the_sketch_of_several_catalogs_is_that_of_all_their_records(make):
     signals = images(RECORDS, 3)
     parts = [sketch_of(make(f"d{n}", signals[n::3])) for n in range(3)]
     assert merged([*parts, parts[0]]) == sketch_of(make("all", signals))
-
-
-def test_a_catalog_is_read_once_per_machine(make, capsys):
-    catalog = make("once", images(20, 1))
-    sketch, path = sketch_of(catalog), sketch_path(catalog.digest)
-    assert "hashing the signals of once: 20/20 records" in capsys.readouterr().err
-    path.write_bytes(path.read_bytes().replace(sketch[:16].encode(), b"0" * 16))
-    assert sketch_of(catalog) == sketch  # a damaged file is computed again
-    for shard in (catalog.path / "shards").iterdir():
-        shard.unlink()
-    assert sketch_of(catalog) == sketch
-    assert [entry.path for entry in entries()] == [path]
-    assert prune(0) == []  # used just now
 
 
 @pytest.mark.parametrize(

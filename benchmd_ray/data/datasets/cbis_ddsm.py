@@ -56,7 +56,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     items, missing = [], []
     excluded = Counter({NO_ROW: len(series_paths.keys() - named)})
     for film in films:
-        patient = hashed_patient(card.name, film.patient)
+        patient = hashed_patient(card.namespace, film.patient)
         record_id = f"{patient}-{film.view}"
         label, reason = film.label(card)
         if reason:

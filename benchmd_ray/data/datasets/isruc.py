@@ -60,7 +60,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             excluded[f"it has no staging by expert {expert}"] += 1
         else:
             name = _name(night)
-            patient = hashed_patient(card.name, name)
+            patient = hashed_patient(card.namespace, name)
             item = RawItem(
                 path=path.relative_to(root).as_posix(),
                 record_id=f"{patient}-{night.recording}",
@@ -70,7 +70,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             )
             items.append(item)
     missing = [
-        f"recording {night.recording} of patient {hashed_patient(card.name, _name(night))}"
+        f"recording {night.recording} of patient {hashed_patient(card.namespace, _name(night))}"
         for night in sorted(stagings.keys() - nights.keys())
         if night.subgroup in asked
     ]

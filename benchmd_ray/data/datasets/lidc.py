@@ -93,7 +93,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 "readers": choices.options["readers"],
             }
             path = folder.relative_to(root).as_posix()
-            name, group = (hashed_patient(card.name, text) for text in (series, patient))
+            name = hashed_patient(card.name, series)
+            group = hashed_patient(card.namespace, patient)
             item = RawItem(path, name, group, split, details=details)
             sizes = _sizes(root, item, card) if choices.hold_out else ()
             items.append(replace(item, conditions=sizes))

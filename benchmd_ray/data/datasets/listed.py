@@ -328,7 +328,9 @@ def _item(card: DatasetCard, record: Named, split: str, name: str) -> RawItem:
     return RawItem(
         path=record.file,
         record_id=_record_id(card, name),
-        group_id=hashed_patient(card.name, record.patient or record.path),
+        group_id=hashed_patient(card.namespace, record.patient)
+        if record.patient
+        else hashed_patient(card.name, record.path),
         split=split,
         label=record.label,
         labels=record.labels,

@@ -75,7 +75,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         RawItem(
             path=image.path,
             record_id=image.dicom,
-            group_id=hashed_patient(card.name, image.subject),
+            group_id=hashed_patient(card.namespace, image.subject),
             split=image.split,
             labels=image.findings.labels,
             metadata={"view": views.get(image.dicom)},

@@ -32,7 +32,7 @@ from benchmd_ray.errors import BenchmdError, unknown_name
 
 VERSION = 1
 DATASET = "nih-cxr"
-"""Key of the patients' pseudonyms, common to both cards."""
+"""Key of the pseudonyms in the names of records, common to both cards."""
 OFFICIAL_TABLES = "Data_Entry_2017*.csv"
 TEST_LIST = "test_list.txt"
 SAMPLE_TABLE, SAMPLE_FOLDER = "labels.csv", "images_224"
@@ -66,7 +66,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> D
             item = RawItem(
                 path=image_paths[name].relative_to(root).as_posix(),
                 record_id=record_id(patient, name),
-                group_id=hashed_patient(DATASET, patient),
+                group_id=hashed_patient(card.namespace, patient),
                 split=_split(card.role, choices.policy, patient, name, tested),
                 labels=_labels(row, card, path),
                 metadata={

@@ -112,7 +112,9 @@ def listing(
             item = RawItem(
                 path=path.relative_to(root).as_posix(),
                 record_id=record_id,
-                group_id=hashed_patient(card.name, photograph.group or name),
+                group_id=hashed_patient(card.namespace, photograph.group)
+                if photograph.group
+                else hashed_patient(card.name, name),
                 split=released.get(name, _clean_split(card, photograph)),
                 label=label,
                 metadata=photograph.metadata,

@@ -50,7 +50,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if person not in stagings:
             excluded["it has no Profusion staging"] += 1
             continue
-        patient, about = hashed_patient(card.name, person), people.get(person)
+        patient, about = hashed_patient(card.namespace, person), people.get(person)
         metadata, conditions = about or ({}, ())
         items.append(
             RawItem(
@@ -64,7 +64,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             )
         )
     missing = [
-        f"the EDF file of patient {hashed_patient(card.name, person)}"
+        f"the EDF file of patient {hashed_patient(card.namespace, person)}"
         for person in sorted(stagings.keys() - nights.keys())
     ]
     return Discovery("nsrr", items, missing, dict(excluded), states=states(card))

@@ -53,7 +53,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             item = RawItem(
                 path=path,
                 record_id=row["image_id"],
-                group_id=hashed_patient(card.name, row["study_id"]),
+                group_id=hashed_patient(card.namespace, row["study_id"]),
                 split=splits[row["study_id"]],
                 label=label,
                 metadata=_metadata(row, headers.get(row["image_id"], {})),
