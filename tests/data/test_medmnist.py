@@ -14,6 +14,7 @@ import torch
 from benchmd_ray.data.cards import cards, dataset_card
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.datasets import medmnist
+from benchmd_ray.data.duplicates import COPIES
 from benchmd_ray.data.medmnist_cards import task_name
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.data.quarantine import summarised
@@ -91,34 +92,41 @@ def catalog_arrays(catalog: Catalog, split: str) -> tuple[np.ndarray, np.ndarray
     return signals, targets, [name for t in tables for name in t["record_id"].to_pylist()]
 
 
-def require_same(catalog: Catalog, file: Path) -> None:
-    """A catalog holds what numpy reads of the file."""
+def require_same(catalog: Catalog, file: Path, **gone: int) -> None:
+    """A catalog holds what numpy reads of the file, but exact copies of what is scored."""
     raw = np.load(file)
     for split, prefix in PREFIXES.items():
         images, labels = raw[f"{prefix}_images"], raw[f"{prefix}_labels"]
         signals, targets, names = catalog_arrays(catalog, split)
         channels = catalog.signal.stored_shape[0]
+        assert len(images) - len(names) == gone.get(split, 0)
+        rows = [int(name.rpartition("-")[2]) for name in names]
+        assert names == [f"{prefix}-{row:06d}" for row in rows]
+        images, labels = images[rows], labels[rows]
         np.testing.assert_array_equal(
             signals, images.transpose(0, 3, 1, 2) if channels == 3 else images[:, np.newaxis]
         )
         if catalog.task.exclusive:
             labels = np.eye(len(catalog.card.classes), dtype=int)[labels.ravel()]
         np.testing.assert_array_equal(targets, labels)
-        assert names == [f"{prefix}-{row:06d}" for row in range(len(images))]
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", ["breastmnist", "adrenalmnist3d"])
-def test_an_official_file_is_accepted_and_kept_to_the_byte(real_data, build_here, tmp_path, name):
+@pytest.mark.parametrize(("name", "copies"), [("breastmnist", 1), ("adrenalmnist3d", 0)])
+def test_an_official_file_is_accepted_and_kept_to_the_byte(
+    real_data, build_here, tmp_path, name, copies
+):
     file = real_data / "medmnist" / f"{name}.npz"
     catalog = build_here(name, file.parent, tmp_path / "c", allow_missing=False)
-    require_same(catalog, file)
+    require_same(catalog, file, train=copies)
     assert (catalog.dataset, catalog.manifest["layout"]) == (name, "version-3")
     held = {split: catalog.rows(split) for split in PREFIXES}
-    assert tuple(held.values()) == PAPER[name]
+    assert tuple((held | {"train": held["train"] + copies}).values()) == PAPER[name]
     found = verify(catalog)
     assert found.faults == ()
-    assert found.notes == ("no patient IDs: every record is treated as a separate patient",)
+    assert found.notes[copies:] == (
+        "no patient IDs: every record is treated as a separate patient",
+    )
 
 
 @pytest.mark.data
@@ -139,11 +147,15 @@ def test_an_unofficial_file_is_refused_and_marked_where_it_is_allowed(
     catalog = build_here(
         "pneumoniamnist", file.parent, tmp_path / "c", allow_missing=False, **ALLOW
     )
-    require_same(catalog, file)
+    # 29 exact copies: 21 in one split, 8 in train of images in validation
+    require_same(catalog, file, train=10)
+    assert catalog.manifest["excluded"] == {
+        "exact copies show that its patient is in validation, too": 10
+    }
     assert catalog.dataset == "pneumoniamnist-unofficial"
     assert (catalog.modality, catalog.signal.name) == ("medmnist-2d", "pneumoniamnist")
     warning = f"of an unofficial file, MD5 {own}; the official one's is {official}"
-    assert catalog.manifest["warnings"] == {warning: 5856}
+    assert catalog.manifest["warnings"] == {warning: 5856, COPIES: 19}
     assert f"5,856 records: {warning}" in verify(catalog).notes
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets.listed import NO_PATIENT, discover, read
 from benchmd_ray.data.discovery import discovered
+from benchmd_ray.data.duplicates import COPIES
 from benchmd_ray.data.new_card import new_card
 from benchmd_ray.data.raw import DUPLICATE, Choices
 from benchmd_ray.data.records import hashed_patient
@@ -381,7 +382,7 @@ def test_a_catalog_says_what_was_not_read_and_which_classes_a_target_lacks(
     age, sex = (
         f"{text}, such as '{value}': it is missing" for text, value in ((AGE, "x"), (SEX, "0"))
     )
-    assert catalog.manifest["warnings"] == {age: 1, sex: 1}
+    assert catalog.manifest["warnings"] == {age: 1, sex: 1, COPIES: 2}
     said = " ".join(" ".join(describe_catalog(catalog)).split())
     assert f"noted: 1, {sex}" in said
     assert "caution: no record of b is in any split: check how its labels are written" in said
