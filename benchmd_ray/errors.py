@@ -138,8 +138,11 @@ def unknown_name(
         meant: What it seems to mean, where that is none of these.
     """
     names = sorted(valid)
+    lower = {name.lower(): name for name in reversed(names)}
     begun = [name for name in names if len(got) >= SHORTEST_BEGINNING and name.startswith(got)]
-    near = [meant] if meant else begun or difflib.get_close_matches(got, names, n=1, cutoff=0.5)
+    begun = [lower[got.lower()]] if got.lower() in lower else begun
+    close = difflib.get_close_matches(got.lower(), lower, n=1, cutoff=0.5)
+    near = [meant] if meant else begun or [lower[name] for name in close]
     hint = f" Did you mean {near[0]!r}?" if near else ""
     listed = ", ".join(names) or "none"
     if len(names) > MOST_NAMES:

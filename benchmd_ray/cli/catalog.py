@@ -23,6 +23,7 @@ from benchmd_ray.cli.options import (
 )
 from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.modality.card_folders import DEFAULT_FOLDER  # of the standard library only
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -114,7 +115,7 @@ def catalog_show(name: str, figures: Path | None, *, as_croissant: bool, as_json
 @click.argument("name")
 @click.option("--from", "folder", type=FOLDER, required=True, help="Folder with the raw files.")
 @click.option(
-    "--out", type=FOLDER, default=Path("cards"), show_default=True, help="Folder of cards."
+    "--out", type=FOLDER, default=DEFAULT_FOLDER, show_default=True, help="Folder of cards."
 )
 @click.option(
     "--croissant", type=FILE, help="Croissant file of the dataset: title, licence, citation, page."
@@ -124,7 +125,7 @@ def catalog_new(name: str, folder: Path, out: Path, croissant: Path | None) -> N
 
     \b
     benchmd catalog new skin --from raw/skin
-    benchmd catalog build skin --cards cards --raw raw/skin --out catalogs/skin
+    benchmd catalog build skin --raw raw/skin --out catalogs/skin
     """
     from benchmd_ray.data.new_card import new_card
 
@@ -135,7 +136,13 @@ def catalog_new(name: str, folder: Path, out: Path, croissant: Path | None) -> N
         echo(f"guessed: {what}")
     for what in guess.unknown:
         echo(f"not known: {what}")
-    echo(f"next: benchmd catalog build {name} --cards {out} --raw {folder} --out …")
+    for what in guess.cautions:
+        echo(f"CAUTION: {what}")
+    if guess.inside:
+        echo(f"note: the files are in {folder / guess.inside}, which is the --raw to name")
+    cards = "" if out == DEFAULT_FOLDER else f" --cards {out}"
+    raw = folder / guess.inside
+    echo(f"next: benchmd catalog build {name}{cards} --raw {raw} --out catalogs/{name}")
 
 
 @catalog.command("build")

@@ -6,6 +6,7 @@ import errno
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ import click
 from benchmd_ray._version import __version__
 from benchmd_ray.cli.allowed import named_plugins
 from benchmd_ray.console.interrupts import stoppable
-from benchmd_ray.console.terminal import echo, guarded, traceback_lines, visible
+from benchmd_ray.console.terminal import (
+    OutputClosed,
+    echo,
+    guarded,
+    traceback_lines,
+    visible,
+)
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.files.atomic import FULL, full_number
 
@@ -40,7 +47,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Data and encoders": ("catalog", "encoder", "cache"),
     "Benchmarks": ("run", "probe", "tune", "bench"),
     "Results": ("report", "compare", "list", "watch", "prune"),
-    "Single runs": ("pretrain", "transfer", "evaluate", "export"),
+    "Single runs": ("pretrain", "transfer", "evaluate", "predict", "export"),
     "Clusters": ("submit", "jobs"),
     "Settings and shell": ("settings", "completion"),
 }
@@ -162,7 +169,8 @@ class Command(click.Command):
             expose_value=False,
             is_eager=True,
             callback=_add_cards,
-            help="Folder with your own dataset and modality cards (repeatable); or BENCHMD_CARDS.",
+            help="Folder with your own dataset and modality cards (repeatable); or BENCHMD_CARDS. "
+            "Default: ./cards, if it has any.",
         )
         quiet = click.Option(
             ["-q", "--quiet"],
@@ -209,6 +217,17 @@ class Commands(click.Group):
         """Take a group's arguments, and whether it includes the benchmarks' commands."""
         super().__init__(*args, **named)
         self._of_benchmarks = of_benchmarks
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of a name; an unknown one is refused with the nearest."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if near := get_close_matches(args[0].lower(), self.list_commands(ctx), 1):
+                vars(error)["message"] = f"{error.message} Did you mean {near[0]!r}?"
+            raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         names = super().list_commands(ctx)
@@ -264,6 +283,8 @@ class Commands(click.Group):
             echo("interrupted: the same command resumes where it stopped", err=True)
             number = interrupt.args[0] if isinstance(interrupt, Stopped) else signal.SIGINT
             ctx.exit(128 + number)
+        except OutputClosed:  # click ends without a message
+            raise
         except OSError as error:  # such as a full disk or a read-only folder
             echo(f"error: {_of_system(error)}", err=True)
         ctx.exit(1)

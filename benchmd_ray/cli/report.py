@@ -12,7 +12,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FOLDER, JSON, STORE, or_runs, print_json, wandb_options
-from benchmd_ray.console.terminal import echo
+from benchmd_ray.console.terminal import OutputClosed, echo
 from benchmd_ray.errors import count_of
 
 if TYPE_CHECKING:
@@ -140,17 +140,21 @@ def print_report(
         page, rows = write(partial(echo, err=True)), frame.to_dict("records")
         print_json({"page": page, "main": rows, "notes": analysis.notes})
         return bool(warning)
-    if matrix is not None:
-        for line in matrix_lines(matrix):
-            echo(line)
-    else:
-        print_table(main.printed(analysis) if main.printed else None)
-        if warning:
-            echo(warning)
-    echo()
-    count = count_of(len(analysis.notes), "note")
-    for note in [f"{count} on these results: see the page"] if brief else analysis.notes:
-        echo(note)
+    try:
+        if matrix is not None:
+            for line in matrix_lines(matrix):
+                echo(line)
+        else:
+            print_table(main.printed(analysis) if main.printed else None)
+            if warning:
+                echo(warning)
+        echo()
+        count = count_of(len(analysis.notes), "note")
+        for note in [f"{count} on these results: see the page"] if brief else analysis.notes:
+            echo(note)
+    except OutputClosed:
+        write(lambda line: None)
+        raise
     write((lambda line: None) if brief else echo)
     return bool(warning)
 

@@ -27,11 +27,22 @@ def visible(text: object) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
+class OutputClosed(BrokenPipeError):
+    """The program that read the output has ended, as `head` does after some lines."""
+
+
 def echo(line: object = "", *, err: bool = False) -> None:
-    """Print one line; line breaks in it are escaped."""
+    """Print one line; line breaks in it are escaped.
+
+    Raises:
+        OutputClosed: Nobody reads it any more.
+    """
     stream = sys.stderr if err else sys.stdout
-    stream.write(f"{visible(line)}\n")
-    stream.flush()
+    try:
+        stream.write(f"{visible(line)}\n")
+        stream.flush()
+    except BrokenPipeError as error:
+        raise OutputClosed(*error.args) from error
 
 
 def json_text(value: Any, **options: Any) -> str:

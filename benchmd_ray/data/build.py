@@ -23,7 +23,7 @@ from benchmd_ray.cluster.connection import connected, ray_data
 from benchmd_ray.cluster.telemetry import count
 from benchmd_ray.console.progress import progress
 from benchmd_ray.data import binary, duplicates, holding_out
-from benchmd_ray.data.cards import DatasetCard, dataset_card
+from benchmd_ray.data.cards import DatasetCard, dataset_card, without_build
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.chunks import (
     PARTS,
@@ -116,7 +116,7 @@ def build(
     plan = _plan(card, choices, discovery, raw)
     _require_own(out)
     with alone(out, f"the catalog {out}", OWN) as require_alone:
-        if catalog := _finished(out, plan, retry_quarantined):
+        if catalog := _finished(out, plan, card, retry_quarantined):
             return catalog
         require_readers(card, discovery)
         chunks = _chunks(discovery, card, raw, out, plan)
@@ -149,16 +149,25 @@ def _require_own(out: Location) -> None:
         )
 
 
-def _finished(out: Location, plan: str, retry_quarantined: bool) -> Catalog | None:
+def _finished(
+    out: Location, plan: str, card: DatasetCard, retry_quarantined: bool
+) -> Catalog | None:
     """The finished catalog of that plan; None if shards are to be built."""
     if MANIFEST not in entries(out)[0]:
         return None
     catalog = open_catalog(out)
     if catalog.manifest["plan"] != plan:
+        why = (
+            "other raw files, policy, options or version, from other `files` in the card, or with "
+            "another BENCHMD_ID_KEY"
+        )
+        if catalog.dataset == card.name and (changed := _changed_keys(catalog.card, card)):
+            why = f"an earlier card of it; since then its {', '.join(changed)} changed"
+        elif catalog.dataset != card.name:
+            why = f"other raw files than those of {card.name}"
         raise BenchmdError(
             f"{out} holds a catalog of {catalog.dataset} ({catalog.manifest['policy']}) built from "
-            "other raw files, policy, options or version, or with another BENCHMD_ID_KEY. Choose "
-            "another --out, or remove that folder."
+            f"{why}. Choose another --out, or remove that folder."
         )
     if not catalog.altered_shards() and not (retry_quarantined and catalog.manifest["quarantined"]):
         return catalog
@@ -221,6 +230,17 @@ def _decisive(card: DatasetCard) -> dict[str, Any]:
     descriptive = {"title", "homepage", "access", "licence", "citation", "download", "notes"}
     fields = asdict(card).items()
     return {k: v for k, v in fields if k not in descriptive | {"expected", "layouts"}}
+
+
+def _changed_keys(before: DatasetCard, after: DatasetCard) -> list[str]:
+    """Decisive keys in which two cards differ, except what only a build reads."""
+    contents = []
+    for card in (before, after):
+        keys = _decisive(without_build(card))
+        parts = keys.pop("modality")
+        keys |= {f"{part}.{k}": v for part in ("signal", "task") for k, v in parts[part].items()}
+        contents.append(keys)
+    return [key for key, value in contents[1].items() if contents[0][key] != value]
 
 
 def _plan(card: DatasetCard, choices: Choices, discovery: Discovery, raw: Path) -> str:

@@ -6,12 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Annotated, Any, Literal
 
+from benchmd_ray.data.name_patterns import is_patient, pattern_of
 from benchmd_ray.errors import FieldError, shown
 from benchmd_ray.modality.signals import LOWEST_RATE
+from benchmd_ray.schema.typed import checked
 
 Split = Literal["train", "validation", "test"]
+PATIENT = "the name of a column, or {pattern: …} with a regular expression that has (?P<patient>…)"
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,9 @@ class Files:
     """Column with the class of each record, or a label of ``class_mapping``."""
     labels: tuple[str, ...] = ()
     """Multi-label: columns of 1, 0 or nothing; empty for those that the classes name."""
-    patient: str = ""
-    """Column with the patient; empty where each file stands for one. A row without its patient is
-    excluded."""
+    patient: Annotated[Any, checked(is_patient, PATIENT)] = ""
+    """Column with the patient, or ``{pattern: …}`` that finds it in the file's path within
+    `folder`; empty where each file stands for one. A record without its patient is excluded."""
     split: str = ""
     """Column with the split; empty where lists or folders give it, or splits are drawn."""
     splits: dict[str, Split] = field(default_factory=dict)
@@ -50,6 +53,8 @@ class Files:
     """Columns with age, sex, site, device and view."""
     levels: tuple[Literal["split", "class", "patient"], ...] = ("class",)
     """Without a table: what the folders say, the outermost first."""
+    rows: Literal["", "label first", "label last"] = ""
+    """Where each row of a file is a record: which column has its class. Splits are drawn."""
     suffixes: tuple[str, ...] = ()
     """Files that are looked at, by their suffixes; empty for all of the signal's formats. A folder
     of ``.dcm`` files is one volume."""
@@ -62,6 +67,16 @@ class Files:
     cut: Literal["segments", "first", "centre"] = "segments"
     """What becomes of longer signals over time: all whole segments, or one of them; and of volumes:
     windows with all slices, or one."""
+
+    @property
+    def patient_pattern(self) -> str:
+        """Regular expression that finds the patient in a file's path; empty without one."""
+        return pattern_of(self.patient)
+
+    @property
+    def patient_column(self) -> str:
+        """The table's column with the patient; empty without one."""
+        return "" if self.patient_pattern else self.patient
 
     def __post_init__(self) -> None:
         """Refuse what no build could follow."""
@@ -79,6 +94,8 @@ class Files:
         if self.rate is not None and self.rate < LOWEST_RATE:
             yield "rate", f"it is {self.rate:g} Hz, expected {LOWEST_RATE:g} Hz or more"
         paths = [("lists", name) for name in self.lists.values()]
+        if self.rows and (self.table or self.lists or self.split or self.splits):
+            yield "rows", "records in rows have no table, split or lists: remove these"
         for key, name in (("table", self.table), ("folder", self.folder), *paths):
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 yield key, f"{shown(name)} is not a path within the raw folder"
@@ -86,10 +103,13 @@ class Files:
             yield "levels", "expected class among them, or a table that says the classes"
         if len(set(self.levels)) < len(self.levels):
             yield "levels", "one appears twice, expected each once"
-        for key in ("labels", "patient", "split", "metadata"):
+        columns = ("labels", *(() if self.patient_pattern else ("patient",)), "split", "metadata")
+        for key in columns:
             if not self.table and getattr(self, key):
                 yield key, "it names columns: add the table that has them"
         stated = bool(self.split) if self.table else "split" in self.levels
+        if self.patient_pattern and "patient" in self.levels and not self.table:
+            yield "patient", "a level of folders says the patient, too: remove one of them"
         if self.splits and not stated:
             yield "splits", "add split, the column or the level of folders that has these values"
         if self.lists and stated:

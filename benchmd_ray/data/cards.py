@@ -146,8 +146,10 @@ class DatasetCard:
     @property
     def hides_names(self) -> bool:
         """Whether names of raw files are never written down, as they name patients."""
-        by_folder = self.files is not None and not self.files.table and self.files.levels
-        return self.private_names or "patient" in (by_folder or ())
+        if self.files is None:
+            return self.private_names
+        by_folder = not self.files.table and "patient" in self.files.levels
+        return self.private_names or by_folder or bool(self.files.patient_pattern)
 
     @property
     def target(self) -> Target:
@@ -319,7 +321,8 @@ def dataset_card(name: str) -> DatasetCard:
         raise BenchmdError(read.taken[name])
     if name not in read.sound and name not in read.broken:
         unknown = unknown_name("dataset", name, read.sound)
-        raise BenchmdError(f"{unknown} Your own cards are read with --cards or BENCHMD_CARDS.")
+        own = "Your own cards are read from ./cards, --cards or BENCHMD_CARDS."
+        raise BenchmdError(f"{unknown} {own}")
     return read[name]
 
 

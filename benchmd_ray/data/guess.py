@@ -9,33 +9,27 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from benchmd_ray.data.any_table import parquet_columns, table_rows
 from benchmd_ray.data.apart import begin, serve
-from benchmd_ray.data.datasets.any_file import ARRAYS, IMAGES, OVER_TIME, TIMES, VOLUMES
+from benchmd_ray.data.datasets.any_file import TEXT
+from benchmd_ray.data.datasets.record_rows import read_record_rows
+from benchmd_ray.data.guess_signal import KNOWN, Guess, add_signal, ending_of
+from benchmd_ray.data.name_patterns import guessed_pattern, named_in
+from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.raw import walk
-from benchmd_ray.data.readers import edf, wfdb_header
-from benchmd_ray.data.readers.arrays import Array, read_array
-from benchmd_ray.data.readers.headers import microvolts
-from benchmd_ray.data.readers.image import read_image
-from benchmd_ray.data.readers.metaimage import read_mhd
-from benchmd_ray.data.readers.nifti import read_nifti
 from benchmd_ray.data.records import METADATA, RecordError
-from benchmd_ray.data.tables import header_of, is_sample
+from benchmd_ray.data.tables import header_of
 from benchmd_ray.errors import BenchmdError, composed, shown
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 MOST_TABLES = 200
 """Tables that are looked at in a folder: of more, most are recordings."""
-KNOWN = tuple(dict.fromkeys([*IMAGES, *OVER_TIME, *VOLUMES]))
-"""Endings of files that a catalog can be built of."""
 MOST_CLASSES = 100
 """Different values of a column that is taken for the classes."""
-SECONDS = 10
-"""Length of a signal over time, until the user says another."""
 SPLITS = {
     "train": "train", "training": "train", "val": "validation", "valid": "validation",
     "validation": "validation", "dev": "validation", "test": "test", "testing": "test",
@@ -48,23 +42,16 @@ PATIENTS = (
 )  # fmt: skip
 """Names of columns, without what is neither letter nor digit, in lower case."""
 SPLIT = ("split", "fold", "set", "partition", "subset")
-ALONE = "each file is a separate patient"
+ALONE = (
+    "EVERY FILE IS TAKEN FOR A PATIENT. If a patient has several, they are in training and test "
+    "alike, and all scores are too good. Name in the card the column with the patients, a level of "
+    'folders, or `patient: {pattern: "(?P<patient>…)_"}` for names of files'
+)
+SAMPLES = (".csv", ".tsv", TEXT)
+FEWEST_SAMPLES = 16
+"""Of a record in a row; a table with fewer columns is taken for samples in rows."""
 READ, TABLE = 0, 1
 """Parts of the look at a folder, as `begin` names them."""
-
-
-@dataclass
-class Guess:
-    """What a folder seems to hold."""
-
-    files: dict[str, Any]
-    """Keys of the card's `Files`."""
-    classes: list[str]
-    signal: dict[str, Any] = field(default_factory=dict)
-    guessed: list[str] = field(default_factory=list)
-    """What was taken for what."""
-    unknown: list[str] = field(default_factory=list)
-    """What the user has to say."""
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -76,28 +63,72 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def guessed(folder: Path) -> Guess:
-    """What a folder seems to hold.
+    """What a folder seems to hold, or the only folder in it.
 
     Raises:
         BenchmdError: It has no file of a known format, or nothing that tells classes.
     """
+    try:
+        return _guessed(folder)
+    except BenchmdError as error:
+        inner = [path for path in folder.iterdir() if path.is_dir() and path.name[0] not in "._"]
+        if len(inner) != 1:
+            raise
+        try:
+            guess = guessed(inner[0])
+        except BenchmdError:
+            raise error from None
+    return replace(guess, inside=(PurePosixPath(inner[0].name) / guess.inside).as_posix())
+
+
+def _guessed(folder: Path) -> Guess:
     groups: dict[str, list[str]] = {}
     for place, names in walk(folder, *(f"*{end}" for end in KNOWN)):
         for name in sorted(names):
             path = (place / name).relative_to(folder).as_posix()
-            groups.setdefault(_ending(name).lower(), []).append(path)
+            groups.setdefault(ending_of(name).lower(), []).append(path)
+    if len(groups) > 1:
+        groups.pop(TEXT, None)  # notes
     if not groups:
         raise BenchmdError(
             f"{folder} holds no file of a known format: expected one of {', '.join(KNOWN)}."
         )
     begin(TABLE)
-    guess, files = _of_tables(folder, groups) or _of_folders(folder, _largest(groups))
+    best, others = _of_tables(folder, groups)
+    rows = None if best else _of_record_rows(folder, _largest(groups))
+    others = [] if rows else others
+    guess, files = best or rows or _of_folders(folder, _largest(groups), others)
+    guess.unknown += others
+    _add_patients(guess, files)
     table = guess.files.get("table")
-    if any(path not in (*files, table) for paths in groups.values() for path in paths):
-        guess.files["suffixes"] = [_ending(files[0]).lower()]
+    is_text = files[0].lower().endswith(TEXT)
+    if is_text or any(path not in (*files, table) for paths in groups.values() for path in paths):
+        guess.files["suffixes"] = [ending_of(files[0]).lower()]
     begin(READ)
-    _add_signal(guess, folder / files[0])
+    add_signal(guess, [folder / path for path in files])
     return guess
+
+
+def _add_patients(guess: Guess, files: Sequence[str]) -> None:
+    """Patients in the names of files, where no column names them; or a caution."""
+    if "patient" in guess.files:
+        return
+    if "rows" in guess.files:
+        guess.cautions.append(ALONE.replace("FILE", "ROW"))
+        return
+    start = f"{guess.files['folder']}/" if "folder" in guess.files else ""
+    paths = [composed(path).removeprefix(start) for path in files]
+    likely = guessed_pattern(paths, len(guess.classes))
+    if likely is None:
+        guess.cautions.append(ALONE)
+        return
+    pattern, patients = likely
+    guess.files["patient"], guess.private_names = {"pattern": pattern}, True
+    guess.cautions.append(
+        f"patients are guessed from the names of files: {len(patients):,} in {len(files):,} files, "
+        f"such as {shown(patients[0])} in {shown(paths[0].rpartition('/')[2])}. Check the pattern "
+        "of patient in the card"
+    )
 
 
 def _largest(groups: Mapping[str, list[str]], without: str = "") -> list[str]:
@@ -106,39 +137,40 @@ def _largest(groups: Mapping[str, list[str]], without: str = "") -> list[str]:
     return max(rest, key=len)
 
 
-def _ending(name: str) -> str:
-    """The ending of the name of a file of a known format, as it is written."""
-    return name[-max(len(end) for end in KNOWN if name.lower().endswith(end)) :]
-
-
 def _tables(folder: Path) -> list[str]:
     """Tables in the folder itself, which may name others of its files."""
     names = (path.name for path in folder.iterdir() if path.is_file())
     return sorted(name for name in names if name.lower().endswith(TABLES))[:MOST_TABLES]
 
 
-def _of_tables(folder: Path, groups: Mapping[str, list[str]]) -> tuple[Guess, list[str]] | None:
-    """A guess from the table that names the most files, and these files."""
+def _of_tables(
+    folder: Path, groups: Mapping[str, list[str]]
+) -> tuple[tuple[Guess, list[str]] | None, list[str]]:
+    """A guess from the table that names the most files, with these; what the others lack."""
     best: tuple[int, Guess, list[str]] | None = None
-    faults = []
+    others: list[str] = []
     for table in _tables(folder):
         files = _largest(groups, table)
         try:
             rows = list(table_rows(folder / table, _columns(folder / table), "a dataset"))
         except BenchmdError as error:
-            faults.append(str(error).removesuffix("."))
+            others.append(f"whether this table matters: {str(error).removesuffix('.')}")
             continue
         keys = _keys(files) if files else {}
+        named = 0
         for column in rows[0]:
             values = {row[column] for row in rows}
             for key, about in keys.items():
                 matched = len(values & about.keys())
+                named = max(named, matched)
                 if matched and (best is None or matched > best[0]):
-                    best = matched, _of_rows(table, rows, column, key), files
-    if best is None:
-        return None
-    best[1].unknown += [f"whether this table matters: {fault}" for fault in faults]
-    return best[1:]
+                    best = matched, _of_rows(table, rows, column, key, about), files
+        if files and not named and not files[0].lower().endswith(TABLES):
+            others.append(
+                f"what {table} is for: none of its columns ({', '.join(list(rows[0])[:10])}) names "
+                f"files such as {files[0]}. Add a column with the path of each row's file"
+            )
+    return (None if best is None else best[1:]), others
 
 
 def _columns(path: Path) -> list[str]:
@@ -152,7 +184,7 @@ def _columns(path: Path) -> list[str]:
 def _keys(files: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
     """Files by the names a column may use, grouped by the folder and suffix that these omit."""
     common = PurePosixPath(os.path.commonpath([PurePosixPath(path).parent for path in files]))
-    suffix = _ending(files[0])
+    suffix = ending_of(files[0])
     keys: dict[tuple[str, str], dict[str, str]] = {}
     for place in (common.as_posix(), *(parent.as_posix() for parent in common.parents)):
         for removed in ("", suffix):
@@ -164,7 +196,11 @@ def _keys(files: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def _of_rows(
-    table: str, rows: Sequence[Mapping[str, str]], column: str, key: tuple[str, str]
+    table: str,
+    rows: Sequence[Mapping[str, str]],
+    column: str,
+    key: tuple[str, str],
+    paths: Mapping[str, str],
 ) -> Guess:
     folder, suffix = key
     files: dict[str, Any] = {"table": table, "path": column}
@@ -176,8 +212,12 @@ def _of_rows(
     if patient is not None:
         files["patient"] = patient
         guess.guessed.append(f"patients are in the column {patient}")
-    else:
-        guess.unknown.append("which column names the patients: each file stands for one until then")
+        named = [row for row in rows if row[column] in paths and row[patient]]
+        if named_in([row[patient] for row in named], [row[column] for row in named]):
+            guess.private_names = True
+            guess.guessed.append(
+                "names of files hold patients: private_names keeps them out of catalogs"
+            )
     split = next((names[name] for name in SPLIT if name in names), None)
     if split is not None:
         _add_split(guess, split, sorted({row[split] for row in rows}))
@@ -226,13 +266,40 @@ def _add_split(guess: Guess, column: str, values: Sequence[str]) -> None:
         )
 
 
-def _of_folders(folder: Path, files: list[str]) -> tuple[Guess, list[str]]:
-    """A guess from the names of folders, and the files."""
+def _of_record_rows(folder: Path, files: list[str]) -> tuple[Guess, list[str]] | None:
+    """A guess from files with a record in each row and its label first or last; None for others."""
+    if not files[0].lower().endswith(SAMPLES):
+        return None
+    for place in ("first", "last"):
+        try:
+            tables = [read_record_rows(folder / path, place) for path in files[:MOST_TABLES]]
+        except RecordError:
+            continue
+        labels = [label for table in tables for label in table.labels]
+        classes = sorted(set(labels))
+        columns = min(table.samples.shape[1] for table in tables)
+        few = 2 <= len(classes) <= min(MOST_CLASSES, len(labels) // 2)
+        if few and columns >= FEWEST_SAMPLES and all(map(_is_class, classes)):
+            stated = {"rows": f"label {place}"}
+            text = f"each row of a file is a record, with its class in the {place} column"
+            return Guess(stated, classes, guessed=[text]), files
+    return None
+
+
+def _is_class(label: str) -> bool:
+    """Whether it may name a class: a whole number, or text."""
+    number = number_of(label)
+    return bool(label) and (number is None or number.is_integer())
+
+
+def _of_folders(folder: Path, files: list[str], others: Sequence[str]) -> tuple[Guess, list[str]]:
+    """A guess from the names of folders, and the files; ``others``: tables that name none."""
     depth = min(len(PurePosixPath(path).parts) - 1 for path in files)
     if not depth:
         raise BenchmdError(
             f"nothing in {folder} tells the classes of its files: expected a table (CSV or TSV) "
             "with a row for each, or folders named by class."
+            + "".join(f" Not known: {what}." for what in others)
         )
     parts = [PurePosixPath(composed(path)).parts for path in files]
     names = [Counter(path_parts[at] for path_parts in parts) for at in range(depth)]
@@ -248,108 +315,7 @@ def _of_folders(folder: Path, files: list[str]) -> tuple[Guess, list[str]]:
     stated: dict[str, Any] = {"levels": [*levels, "class"]}
     if levels:
         stated["splits"] = {name: SPLITS[name.lower()] for name in sorted(names[0])}
-    return Guess(stated, classes, guessed=["classes are the names of folders", ALONE]), files
-
-
-def _add_signal(guess: Guess, example: Path) -> None:
-    end = _ending(example.name).lower()
-    try:
-        if end in ARRAYS:
-            _add_array_signal(guess, read_array(example))
-        elif end in VOLUMES and end not in IMAGES:
-            shape = (read_mhd(example) if end == ".mhd" else read_nifti(example)).shape
-            guess.signal = _volume_signal(1, shape, "int16", "HU" if end == ".mhd" else "1")
-        elif end in IMAGES:
-            is_dicom = end in (".dcm", ".dicom")
-            pixels = None if is_dicom else read_image(example, 3)
-            is_grey = pixels is None or (pixels == pixels[..., :1]).all()
-            guess.signal = _image_signal(1 if is_grey else 3)
-            if is_dicom:
-                guess.unknown.append("DICOM files are taken for pictures, each one a record")
-        else:
-            guess.signal = _time_signal(guess, *_over_time(example, end))
-    except RecordError as error:
-        raise BenchmdError(f"{example} cannot be read: {error}.") from error
-
-
-def _add_array_signal(guess: Guess, values: Array) -> None:
-    of_bytes, shape = values.dtype.name == "uint8", values.shape
-    if values.ndim == 1 or (values.ndim == 2 and not of_bytes):
-        names = ["" for _ in range(min(shape) if values.ndim == 2 else 1)]
-        guess.signal = _time_signal(guess, names, None, "1")
-    elif values.ndim == 2 or (values.ndim == 3 and of_bytes and 3 in (shape[0], shape[-1])):
-        guess.signal = _image_signal(1 if values.ndim == 2 else 3)
-    elif values.ndim in (3, 4):
-        dtype = "uint8" if of_bytes else "int16"
-        guess.signal = _volume_signal(1 if values.ndim == 3 else shape[0], shape[-3:], dtype, "1")
-    else:
-        raise RecordError(f"its array has the shape {shape}, expected one to four axes")
-
-
-def _image_signal(channels: int) -> dict[str, Any]:
-    shape = [channels, 224, 224]
-    return {
-        "axes": ["channel", "y", "x"], "stored_shape": shape, "input_shape": shape,
-        "dtype": "uint8", "unit": "grey level", "patch": [16, 16],
-        "normaliser": "source-statistics",
-    }  # fmt: skip
-
-
-def _volume_signal(channels: int, extents: Sequence[int], dtype: str, unit: str) -> dict[str, Any]:
-    """Windows of up to 32 slices, as in the first file."""
-    depth = min(32, max(8, extents[0] // 8 * 8))
-    side = 96 if max(extents[1:]) <= 160 else 224
-    shape = [channels, depth, side, side]
-    return {
-        "axes": ["channel", "z", "y", "x"], "stored_shape": shape, "input_shape": shape,
-        "dtype": dtype, "unit": unit, "patch": [8, 16, 16],
-        "normaliser": "source-statistics" if unit == "HU" else "record-range",
-    }  # fmt: skip
-
-
-def _time_signal(
-    guess: Guess, names: Sequence[str], rate: float | None, unit: str
-) -> dict[str, Any]:
-    if rate is None:
-        rate = 100.0
-        guess.files["rate"] = rate
-        guess.unknown.append("the files state no sampling rate: 100 Hz is only a guess, see rate")
-    patch = max(1, round(rate / 4))
-    length = max(patch, round(SECONDS * rate) // patch * patch)
-    named: dict[str, Any] = {"channels": list(names)} if all(names) else {}
-    return {
-        "axes": ["channel", "time"], "stored_shape": [len(names), length],
-        "input_shape": [len(names), length], "dtype": "int16", "unit": unit, "patch": [patch],
-        "normaliser": "record-range", **named, "rate": rate,
-    }  # fmt: skip
-
-
-def _over_time(path: Path, end: str) -> tuple[list[str], float | None, str]:
-    if end == ".hea":
-        header = wfdb_header.read_header(path)
-        rates = [
-            (signal.name, header.rate * signal.frame, signal.unit) for signal in header.signals
-        ]
-        return *_voltages(rates), "mV"
-    if end == ".edf":
-        edf_header = edf.read_header(path)
-        channels = edf_header.channels
-        rates = [(c.name, c.samples / edf_header.seconds, c.unit) for c in channels]
-        return *_voltages(rates), "µV"
-    names = header_of(path)[0]
-    if not any(names):
-        raise RecordError("it is empty; expected a row for each sample")
-    if all(map(is_sample, names)):
-        return [""] * len(names), None, "1"
-    return [name for name in names if name.lower() not in TIMES], None, "1"
-
-
-def _voltages(channels: Sequence[tuple[str, float, str]]) -> tuple[list[str], float]:
-    """Names, rate and unit of the channels that are voltages of one rate."""
-    usable = [(name, rate) for name, rate, unit in channels if microvolts(unit) is not None]
-    if not usable:
-        raise RecordError("none of its channels is a voltage")
-    return [name for name, rate in usable if rate == usable[0][1]], usable[0][1]
+    return Guess(stated, classes, guessed=["classes are the names of folders"]), files
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from benchmd_ray.data.apart import Apart, Died
 from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.cards import broken_cards, cards
 from benchmd_ray.data.croissant import card_facts
-from benchmd_ray.data.guess import TABLE, Guess
+from benchmd_ray.data.guess import TABLE
+from benchmd_ray.data.guess_signal import Guess
 from benchmd_ray.errors import BenchmdError, require_plain_name
 from benchmd_ray.files.atomic import replacing
 from benchmd_ray.modality.modalities import broken_modalities, modalities
@@ -72,6 +73,7 @@ def _dataset(name: str, guess: Guess, facts: Mapping[str, str]) -> str:
     defaults = Files()
     lines = [
         f"# benchmd catalog build {name} --raw FOLDER --out catalogs/{name}",
+        *(f"# CAUTION: {what}." for what in guess.cautions),
         f"name: {_flow(name)}",
         *(f"{key}: {_flow(text)}" for key, text in facts.items()),
         f"modality: {_flow(name)} # modalities/{name}.yaml; or another of `benchmd catalog list`",
@@ -81,6 +83,8 @@ def _dataset(name: str, guess: Guess, facts: Mapping[str, str]) -> str:
         "files:",
         *(f"  {key}: {_flow(value)}" for key, value in guess.files.items()),
     ]
+    if guess.private_names:
+        lines.insert(-1 - len(guess.files), "private_names: true # names of files hold patients")
     if "split" not in guess.files and "split" not in guess.files.get("levels", ()):
         what = "patients" if "patient" in guess.files else "files"
         lines.append(

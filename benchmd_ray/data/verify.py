@@ -17,6 +17,9 @@ from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.modality.tasks import Target
 from benchmd_ray.storage.location import entries
 
+FEW_PATIENTS = 10
+"""Patients of a split below which there is a caution."""
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -126,7 +129,7 @@ def _shared_patients(groups: dict[str, set[str]], leaving: set[str]) -> list[str
 
 
 def cautions(catalog: Catalog) -> list[str]:
-    """What training on a source, or scoring a catalog, will meet: empty splits and classes.
+    """What training on a source, or scoring a catalog, will meet: few patients, empty classes.
 
     A class without records in a target's published counts is not named.
     """
@@ -139,6 +142,12 @@ def cautions(catalog: Catalog) -> list[str]:
         "states the splits, would give it some"
         for split in needed
         if split not in splits
+    ]
+    cautions += [
+        f"only {count_of(count, 'patient')} in {split}, fewer than {FEW_PATIENTS}: what is scored "
+        "on so few is largely chance, and its intervals are too narrow"
+        for split in ("train", "validation", "test")
+        if 0 < (count := splits.get(split, {}).get("patients", 0)) < FEW_PATIENTS
     ]
     counts = splits.get(HELD_OUT, {}).get("conditions", {})
     cautions += [

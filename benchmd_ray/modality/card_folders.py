@@ -1,8 +1,8 @@
 """Folders of cards: the package's, the user's, and those of installed packages.
 
 A folder has one YAML file per dataset, and ``modalities`` with one per modality. Users name their
-folders on the command line or in `CARDS`; an installed package has an entry point of the group
-`GROUP` that names a package with the card files as data.
+folders on the command line or in `CARDS`; without either ``./cards`` is read. An installed package
+has an entry point of the group `GROUP` that names a package with the card files as data.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ CARDS = "BENCHMD_CARDS"
 GROUP = "benchmd_ray.cards"
 """Entry point group of packages with cards: ``name = package.with.cards``."""
 
+DEFAULT_FOLDER = Path("cards")
+"""Folder of the user's cards where no other is named."""
+
 T = TypeVar("T")
 
 
@@ -39,7 +42,7 @@ def add_card_folders(folders: Iterable[Path]) -> None:
 
 def card_folders() -> tuple[Path, ...]:
     """The package's, the user's and installed packages' folders of cards."""
-    chosen = [Path(name) for name in _named()]
+    chosen = [Path(name) for name in _named() or _default()]
     _require_folders(chosen)
     return (resource_folder("data_catalog"), *chosen, *_installed().values())
 
@@ -62,6 +65,11 @@ def broken_packages() -> dict[str, str]:
 
 def _named() -> list[str]:
     return [name for name in os.environ.get(CARDS, "").split(os.pathsep) if name]
+
+
+def _default() -> list[str]:
+    """./cards, if it has any; the processes of a cluster need not see it."""
+    return [str(DEFAULT_FOLDER.absolute())] if any(DEFAULT_FOLDER.glob("*.yaml")) else []
 
 
 @lru_cache(maxsize=4)

@@ -59,8 +59,8 @@ class Listed:
         scored = not math.isnan(self.score)
         metric = self.run.modality.task.selected_by.upper() if scored else ""
         text += f"{metric:<5} {self.score:.3f}  " if scored else " " * len("AUROC 0.000  ")
-        fold = "" if self.fold is None else f"fold {self.fold}"
-        return "  ".join(filter(None, (text + self.run.folder.name, fold, self.reason)))
+        which = f"seed {self.run.settings.seed}" if self.fold is None else f"fold {self.fold}"
+        return "  ".join(filter(None, (text + self.run.folder.name, which, self.reason)))
 
     @property
     def data(self) -> dict[str, Any]:

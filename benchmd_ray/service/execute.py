@@ -374,10 +374,16 @@ def _predict(asked: Asked, evaluation: Evaluation) -> Path:
 
 
 def _require_target(target: Catalog, source: Catalog) -> None:
-    if target.card.role != "target":
+    if target.dataset == source.dataset:
         raise BenchmdError(
             f"{target.path} is a catalog of the source {target.dataset}, which is scored anyway: "
             "name catalogs of targets."
+        )
+    if target.card.role != "target":
+        raise BenchmdError(
+            f"{target.path} is a catalog of {target.dataset}, whose card is of a source, to be "
+            "trained on. To score models of other sources on it, build it from a card with "
+            "role: target, in which all records are scored."
         )
     if not target.card.modality.fits(source.card.modality):
         raise BenchmdError(

@@ -224,6 +224,8 @@ class Execution:
             self.weights,
         )
         self.running[reference] = RunningItem(item, need, replace(progressing, before=before))
+        if before:
+            self._say(f"{item.name} resumes at {before:.0%}")
         self.observers.started(item, folder)
 
     def _collect(self) -> None:

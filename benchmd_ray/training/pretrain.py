@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmd_ray.console.terminal import echo
 from benchmd_ray.data.batches import Worker, to_device
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
@@ -172,6 +173,8 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
             f"the checkpoint in {job.folder} is of step {first}, beyond step {job.last} at which "
             "to stop: name a later step, or another folder to start over."
         )
+    if first and worker.rank == 0:
+        echo(f"{job.folder.name} resumes after {first:,} of {total:,} steps", err=True)
     feed = whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
     parts = settings.execution.accumulation
     chosen = choose_step(

@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmd_ray.console.terminal import echo
 from benchmd_ray.data.batches import Batch, Feed, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
@@ -243,6 +244,8 @@ def _finetune(
         if average is not None:
             average.load(checkpoint.folder / AVERAGE)
     first = 0 if checkpoint is None else checkpoint.step
+    if first and worker.rank == 0:
+        echo(f"{job.folder.name} resumes after {first:,} of {transfer.epochs:,} epochs", err=True)
     feed = training_feed(catalog, settings, worker, data)
     validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
     batches = -(-feed.rows // min(transfer.batch_size, feed.rows))

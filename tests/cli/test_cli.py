@@ -231,3 +231,18 @@ def test_an_address_with_one_slash_is_no_folder():
     refused = CliRunner().invoke(main, ["list", "s3:/lab/study"])
     assert refused.exit_code == 2
     assert "s3:/lab/study is not an address on S3: expected s3://BUCKET/PREFIX" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("catalog", "biuld"), "No such command 'biuld'. Did you mean 'build'?"),
+        (("Reprot",), "No such command 'Reprot'. Did you mean 'report'?"),
+        (("run", "--catalog", "x", "--technique", "MAE", "--dry-run"), "Did you mean 'mae'?"),
+        (("run", "--catalog", "x", "--technique", "E-Mix", "--dry-run"), "Did you mean 'e-mix'?"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code != 0
+    assert message in result.output

@@ -23,6 +23,7 @@ from benchmd_ray.data.raw import Discovery, RawItem, RawReader, Reading
 from benchmd_ray.data.records import Record, RecordError, RecordExcluded
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError, Busy
+from benchmd_ray.modality.modalities import modality
 
 CXR = MODALITIES["cxr"]
 LAYOUTS = {"films": Layout(description="Made-up films.", records=6)}
@@ -132,6 +133,15 @@ def test_other_options_are_another_catalog(films, raw, tmp_path):
         build("films", raw, tmp_path / "out", options={"view": "lateral"})
     other = build("films", raw, tmp_path / "other", options={"view": "lateral"})
     assert other.manifest["plan"] != first.manifest["plan"]
+
+
+def test_a_card_that_was_edited_is_said_to_be(films, raw, tmp_path, changed_card):
+    build("films", raw, tmp_path / "out")
+    cxr = modality("cxr")
+    other = dataclasses.replace(cxr, signal=dataclasses.replace(cxr.signal, unit="another"))
+    changed_card("films", modality=other, layouts=LAYOUTS, options=OPTIONS)
+    with pytest.raises(BenchmdError, match=r"since then its signal\.unit changed\. Choose another"):
+        build("films", raw, tmp_path / "out")
 
 
 # --- what is kept ----------------------------------------------------------------------------

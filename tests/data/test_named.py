@@ -387,10 +387,46 @@ def test_a_catalog_says_what_was_not_read_and_which_classes_a_target_lacks(
     assert f"noted: 1, {sex}" in said
     assert "caution: no record of b is in any split: check how its labels are written" in said
     assert f"1 record: {age}" in verify(catalog).notes
-    assert cautions(catalog) == ["no record of b is in any split: check how its labels are written"]
+    few, absent = cautions(catalog)
+    assert few.startswith("only 3 patients in test, fewer than 10: what is scored on so few is")
+    assert absent == "no record of b is in any split: check how its labels are written"
 
 
 def test_a_row_without_its_patient_is_excluded_once(table, card):
     raw = table("path,label,who\n1.png,a,\n2.png,b,p\n")
     found = discover(raw, card({"table": "t.csv", "patient": "who"}), Choices())
     assert found.excluded == {NO_PATIENT: 1}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"patient": {"pattern": "p[0-9]+"}}, r"patient is \{'pattern': 'p\[0-9\]\+'\}, expected"),
+        ({"patient": {"patern": "(?P<patient>p)"}}, "the name of a column, or {pattern: …}"),
+        ({"patient": {"pattern": "(?P<patient>["}}, "has \\(\\?P<patient>…\\)"),
+        (
+            {"patient": {"pattern": "(?P<patient>p)"}, "levels": ["class", "patient"]},
+            "a level of folders says the patient, too",
+        ),
+        ({"rows": "label first", "table": "t.csv"}, "records in rows have no table"),
+    ],
+)
+def test_a_pattern_of_patients_is_checked(files, message):
+    from benchmd_ray.data.card_files import Files
+    from benchmd_ray.schema.typed import typed
+
+    with pytest.raises(BenchmdError, match=message):
+        typed(Files, files, "the card x: files")
+
+
+def test_files_without_the_patient_of_a_pattern_are_excluded(card, tmp_path):
+    for name in ("p1_a", "p1_b", "p2_a", "odd"):
+        picture = tmp_path / "raw" / "a" / f"{name}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.touch()
+    own = card({"patient": {"pattern": "(?P<patient>p[0-9])_"}})
+    discovery = discovered(own, tmp_path / "raw", "clean", None, {})[1]
+    assert len({item.group_id for item in discovery.items}) == 2
+    assert discovery.excluded == {"the pattern finds no patient in its name": 1}
+    assert discovery.grouped_by == "patient"
+    assert not any("p1" in item.record_id for item in discovery.items)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -20,12 +22,12 @@ from benchmd_ray.modality.card_folders import CARDS
 KINDS = ("cat", "dog", "eel")
 
 
-def write_pictures(root, names, channels=3):
+def write_pictures(root, names, channels=3, size=(12, 10)):
     rng = np.random.default_rng(0)
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        shape = (12, 10) if channels == 1 else (12, 10, 3)
+        shape = size if channels == 1 else (*size, 3)
         Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(path)
 
 
@@ -61,7 +63,7 @@ def test_a_table_of_grey_pictures_in_a_folder(tmp_path, monkeypatch, build_here)
     lines = [f"{n}\tp{n // 2}\t{KINDS[n % 3]}\t{40 + n}" for n in range(30)]
     (raw / "list.tsv").write_text("name\tpatient\tdiagnosis\tage\n" + "\n".join(lines) + "\n")
     catalog, unknown = build("grey-pets", raw, tmp_path, monkeypatch, build_here)
-    assert (unknown, catalog.signal.stored_shape) == ([], (1, 224, 224))
+    assert (unknown, catalog.signal.stored_shape) == ([], (1, 28, 28))
     assert counts(catalog) == dict.fromkeys(KINDS, 10)
     assert sum(held["patients"] for held in catalog.manifest["splits"].values()) == 15
     files = dataset_card("grey-pets").files
@@ -76,8 +78,7 @@ def test_a_parquet_table(tmp_path, monkeypatch, build_here):
     pq.write_table(pa.table(rows), raw / "rows.parquet")
     catalog, unknown = build("parquet-pets", raw, tmp_path, monkeypatch, build_here)
     assert counts(catalog) == dict.fromkeys(KINDS, 4)
-    (patients,) = unknown
-    assert patients.startswith("which column names the patients")
+    assert not unknown
 
 
 def test_recordings_in_folders_named_by_class(tmp_path, monkeypatch, build_here):
@@ -238,7 +239,7 @@ def test_a_column_that_names_no_split_is_not_taken_for_one(tmp_path):
     (raw / "list.csv").write_text("\n".join(["file,class,fold", *lines]))
     guess = guess_of(raw, tmp_path)
     assert "split" not in guess.files
-    _, fold = guess.unknown
+    (fold,) = guess.unknown
     assert fold == "what the column fold is: none of its values names a split"
 
 
@@ -302,3 +303,176 @@ def test_a_file_that_ends_its_reader_ends_no_command(tmp_path, monkeypatch):
     with pytest.raises(BenchmdError, match=r"its first file crashed .*\(SIGSEGV\): write the card"):
         guess_of(raw, tmp_path)
     assert not (tmp_path / "cards").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "patch"),
+    [((28, 28), 28, 4), ((64, 60), 64, 8), ((90, 65), 96, 8), ((100, 50), 112, 16),
+     ((300, 20), 224, 16)],
+)  # fmt: skip
+def test_pictures_are_stored_as_large_as_they_are(tmp_path, size, side, patch):
+    write_pictures(tmp_path / "raw", ["a/1.png", "b/1.png"], size=size)
+    guess = guess_of(tmp_path / "raw", tmp_path)
+    assert guess.signal["stored_shape"] == guess.signal["input_shape"] == [3, side, side]
+    assert guess.signal["patch"] == [patch, patch]
+    stored = f"pictures have up to {max(size)} pixels a side and are stored as {side} × {side}"
+    assert stored in guess.guessed
+
+
+@pytest.mark.parametrize(
+    ("form", "patient"),
+    [
+        ("{kind}/p{patient:02}_{n}.png", "p00"),
+        ("{kind}/{patient:03}-{n}.png", "000"),
+        ("{kind}/img_patient{patient}-{n}.png", "patient0"),
+        ("{kind}/S{patient:03}R{n:02}.png", "S000"),
+        ("{kind}/sub-{patient:02}/{n}.png", "sub-00"),
+    ],
+)
+def test_patients_in_names_of_files_are_proposed(tmp_path, monkeypatch, build_here, form, patient):
+    raw = tmp_path / "raw"
+    names = [form.format(kind=KINDS[p % 2], patient=p, n=n) for p in range(12) for n in range(3)]
+    write_pictures(raw, names)
+    catalog, _ = build("folk", raw, tmp_path, monkeypatch, build_here)
+    text = (tmp_path / "cards" / "folk.yaml").read_text()
+    assert f"12 in 36 files, such as '{patient}'" in text
+    assert "private_names: true" in text
+    assert sum(split["patients"] for split in catalog.manifest["splits"].values()) == 12
+    assert catalog.manifest["raw"]["grouped_by"] == "patient"
+    manifest = (tmp_path / "catalog" / "manifest.json").read_text()
+    assert patient.isdigit() or patient not in manifest
+
+
+def test_files_that_each_stand_for_a_patient_are_a_loud_caution(tmp_path):
+    raw = tmp_path / "raw"
+    write_pictures(raw, [f"{kind}/{kind}{n}.png" for kind in KINDS for n in range(4)])
+    arguments = ["catalog", "new", "pets", "--from", str(raw), "--out", str(tmp_path / "cards")]
+    done = CliRunner().invoke(main, arguments)
+    assert "CAUTION: EVERY FILE IS TAKEN FOR A PATIENT. If a patient has several" in done.output
+    text = (tmp_path / "cards" / "pets.yaml").read_text()
+    assert "# CAUTION: EVERY FILE IS TAKEN FOR A PATIENT" in text
+    assert "private_names" not in text
+
+
+def test_private_names_are_proposed_where_a_table_says_so(tmp_path):
+    raw = tmp_path / "raw"
+    write_pictures(raw, [f"scan_p{n}_left.png" for n in range(6)])
+    lines = [f"scan_p{n}_left.png,p{n},{KINDS[n % 2]}" for n in range(6)]
+    (raw / "list.csv").write_text("\n".join(["file,patient,class", *lines]))
+    guess = guess_of(raw, tmp_path)
+    assert guess.private_names
+    assert "names of files hold patients: private_names keeps" in "".join(guess.guessed)
+    assert "private_names: true" in (tmp_path / "cards" / "own.yaml").read_text()
+
+
+def test_a_folder_that_only_wraps_another_is_looked_into(tmp_path, monkeypatch, build_here):
+    raw = tmp_path / "raw"
+    write_pictures(raw, [f"pets-v2/data/{k}/{n}.png" for k in KINDS for n in range(4)])
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["catalog", "new", "pets", "--from", "raw"])
+    assert done.exit_code == 0, done.output
+    assert "note: the files are in raw/pets-v2/data, which is the --raw to name" in done.output
+    assert "next: benchmd catalog build pets --raw raw/pets-v2/data --out" in done.output
+    assert build_here("pets", raw / "pets-v2" / "data", tmp_path / "pets").rows("train")
+
+
+@pytest.mark.parametrize("folders", [True, False])
+def test_a_table_without_names_of_files_says_what_it_lacks(tmp_path, folders):
+    raw = tmp_path / "raw"
+    write_pictures(raw, ["a/1.png", "b/1.png"] if folders else ["1.png", "2.png"])
+    (raw / "metadata.csv").write_text("age,dx\n61,cat\n62,dog\n")
+    what = (
+        r"what metadata\.csv is for: none of its columns \(age, dx\) names files such as .*1\.png"
+    )
+    if folders:
+        (lack,) = guess_of(raw, tmp_path).unknown
+        assert re.match(what, lack)
+    else:
+        with pytest.raises(BenchmdError, match=f"{what}. Add a column with the path"):
+            guess_of(raw, tmp_path)
+
+
+def test_cards_of_the_working_folder_are_found(tmp_path, monkeypatch):
+    write_pictures(tmp_path / "raw", ["a/1.png", "b/1.png"])
+    guess_of(tmp_path / "raw", tmp_path)
+    with pytest.raises(BenchmdError, match=r"Your own cards are read from \./cards"):
+        dataset_card("own")
+    monkeypatch.chdir(tmp_path)
+    assert dataset_card("own").classes == ("a", "b")
+    monkeypatch.setenv(CARDS, str(tmp_path / "raw"))  # another folder is named
+    with pytest.raises(BenchmdError, match="unknown dataset 'own'"):
+        dataset_card("own")
+
+
+def heartbeats(path, place, mark, *, header=False, form="{:.18e}"):
+    """A file of 40 records of 50 samples and two classes, in rows; its samples and labels."""
+    rng = np.random.default_rng(len(path.name))
+    samples, labels = rng.normal(size=(40, 50)), np.arange(40) % 2
+    columns = [labels, *samples.T] if place == "first" else [*samples.T, labels]
+    lines = [mark.join(form.format(value) for value in row) for row in zip(*columns, strict=True)]
+    if header:
+        lines.insert(0, mark.join(f"c{number}" for number in range(51)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return samples, labels
+
+
+@pytest.mark.parametrize(
+    ("names", "place", "mark", "header"),
+    [
+        (["ECG200_TRAIN.tsv", "ECG200_TEST.tsv"], "first", "\t", False),
+        (["ECG200_TRAIN.txt"], "first", "   ", False),
+        (["mitbih_train.csv"], "last", ",", False),
+        (["beats.csv"], "last", ",", True),
+    ],
+)
+def test_a_record_in_each_row(tmp_path, monkeypatch, build_here, names, place, mark, header):
+    raw = tmp_path / "raw"
+    tables = {name: heartbeats(raw / name, place, mark, header=header) for name in names}
+    catalog, unknown = build("beats", raw, tmp_path, monkeypatch, build_here)
+    assert unknown == ["the files state no sampling rate: 100 Hz is only a guess, see rate"]
+    card = (tmp_path / "cards" / "beats.yaml").read_text()
+    assert f"rows: label {place}" in card
+    assert "CAUTION: EVERY ROW IS TAKEN FOR A PATIENT" in card
+    assert catalog.task.classes == ("0", "1")
+    assert counts(catalog) == {"0": 20 * len(names), "1": 20 * len(names)}
+    records = {}
+    for split in catalog.manifest["splits"]:
+        for path, *_ in catalog.shards(split):
+            records |= {row["record_id"]: row for row in pq.read_table(path).to_pylist()}
+    for name, (samples, labels) in tables.items():
+        for number in (0, 7, 39):
+            row = records[f"{name}/{number:06}"]
+            stored = np.frombuffer(row["signal"], np.int16) * np.float32(row["scale"])
+            start = (len(stored) - 50) // 2
+            np.testing.assert_allclose(stored[start : start + 50], samples[number], atol=1e-3)
+            assert row["target"] == [1 - labels[number], labels[number]]
+
+
+def test_rows_of_unequal_length_are_said(tmp_path, monkeypatch, build_here):
+    raw = tmp_path / "raw"
+    heartbeats(raw / "beats.csv", "last", ",")
+    new_card("beats", raw, tmp_path / "cards")
+    monkeypatch.setenv(CARDS, str(tmp_path / "cards"))
+    with (raw / "beats.csv").open("a") as file:
+        file.write("1,2,3\n")
+    with pytest.raises(BenchmdError, match=r"beats.csv: it is not a table with a record in each"):
+        build_here("beats", raw, tmp_path / "catalog")
+
+
+def test_samples_that_blanks_separate(tmp_path, monkeypatch, build_here):
+    raw, rng = tmp_path / "raw", np.random.default_rng(0)
+    values = {}
+    for kind in KINDS[:2]:
+        (raw / kind).mkdir(parents=True)
+        for number in range(4):
+            values[f"{kind}/{number}"] = rng.normal(size=(1000, 2))
+            np.savetxt(raw / kind / f"{number}.txt", values[f"{kind}/{number}"], "  %.6f")
+    catalog, unknown = build("steps", raw, tmp_path, monkeypatch, build_here)
+    assert unknown == ["the files state no sampling rate: 100 Hz is only a guess, see rate"]
+    assert dataset_card("steps").files.suffixes == (".txt",)
+    assert catalog.signal.stored_shape == (2, 1000)
+    (path, *_) = next(iter(catalog.shards("train")))
+    for row in pq.read_table(path).to_pylist():
+        stored = np.frombuffer(row["signal"], np.int16).reshape(2, -1) * np.float32(row["scale"])
+        np.testing.assert_allclose(stored, values[row["record_id"]].T, atol=1e-3)

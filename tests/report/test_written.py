@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -145,3 +147,17 @@ def test_tables_for_people_are_made_into_csv_in_one_place():
         "report/formats.py",
         "benchmarks/medmnist/scores.py",  # MedMNIST's result files: numbers only
     }
+
+
+@pytest.mark.slow
+def test_a_report_whose_reader_ends_still_writes_its_page(report_store, tmp_path):
+    code = "import sys; from benchmd_ray.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "report", str(report_store), "--figures", "none"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True
+    ) as process:
+        process.stdout.close()
+        _, errors = process.communicate()
+    assert process.returncode == 1
+    assert not re.search("Traceback|error|Broken pipe", errors)
+    assert (tmp_path / "report" / "report.html").is_file()

@@ -42,6 +42,7 @@ def test_a_failed_run_tells_its_reason_and_how_far_it_came(run):
     found = listed(run)
     assert (found.state, found.at, found.reason) == ("failed", 10, "the loss became NaN")
     assert found.line.split()[:3] == ["failed", "10", "epochs"]
+    assert f"  {run.folder.name}  seed {run.settings.seed}  the loss" in found.line
 
 
 def test_a_run_that_a_signal_ended_is_interrupted(run):

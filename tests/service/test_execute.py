@@ -2,6 +2,7 @@ import getpass
 import json
 import os
 import re
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from stored import runs
 from benchmd_ray.cluster.hardware import from_json, hardware
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.atomic import digest, write_json
 from benchmd_ray.files.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.runs.history import SESSIONS, trained_by
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
@@ -133,6 +135,13 @@ def test_what_does_not_fit_is_refused(done, ecg_catalogs, tmp_path):
         transfer_run(target, store, SMALL)
     with pytest.raises(BenchmdError, match="name catalogs of targets"):
         transfer_run(source, store, SMALL, targets=(source,))
+    other = shutil.copytree(source, tmp_path / "other")
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["dataset"] = manifest["card"]["name"] = "another-source"
+    del manifest["digest"]
+    write_json(other / "manifest.json", manifest | {"digest": digest(manifest)})
+    with pytest.raises(BenchmdError, match=r"card is of a source, to be trained on.*role: target"):
+        transfer_run(source, store, SMALL, targets=(other,))
     with pytest.raises(BenchmdError, match="is not a finished pretraining run"):
         transfer_run(source, store, SMALL, upstream=run.folder)
     with pytest.raises(BenchmdError, match="is a pretraining run: name a transfer run"):

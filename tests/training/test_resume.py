@@ -88,6 +88,14 @@ def test_resumed_pretraining_is_uninterrupted_pretraining(run, technique, engine
     assert [line["done"] for line in lines(broken)] == list(range(1, 9))
 
 
+def test_a_resumed_run_says_so(run, capsys):
+    settings = ("pretrain.steps=8", "execution.checkpoint_every=2")
+    folder = run("broken", *settings, technique="mae", stop_at=5)
+    assert "resumes" not in capsys.readouterr().err
+    run("broken", *settings, technique="mae")
+    assert f"{folder.name} resumes after 4 of 8 steps" in capsys.readouterr().err
+
+
 def test_a_run_may_stop_many_times(run):
     settings = (*DROPPING, "pretrain.steps=8", "execution.checkpoint_every=2")
     whole = run("whole", *settings, technique="mae")

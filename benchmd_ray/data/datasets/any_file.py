@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from benchmd_ray.data.card_files import Files
+from benchmd_ray.data.datasets.record_rows import read_record_rows, without_blanks
 from benchmd_ray.data.readers.arrays import Array, read_array
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.readers.dicom import open_dicom, pixels, read_dicom, rescaled, unusual
@@ -42,6 +43,7 @@ VERSION = 4
 PACKAGES = {"SimpleITK": (".nii", ".nii.gz", ".mhd"), "mne": (".edf",)}
 """What is needed to read files, by the endings of their names."""
 MAX_CSV_BYTES = 2**28
+TEXT = ".txt"
 TIMES = ("t", "time", "timestamp", "seconds", "sample", "index", "")
 """Names of columns of samples, in lower case, that are not a channel unless the card says so."""
 
@@ -68,8 +70,11 @@ class FilePart(NamedTuple):
 
 
 def suffixes(signal: Signal) -> tuple[str, ...]:
-    """Endings of the files that a signal of these axes is read from, in lower case."""
-    return tuple(_formats(signal))
+    """Endings of the files that a signal of these axes is read from, in lower case.
+
+    A text is read only where a card or a table names it: most are notes.
+    """
+    return tuple(end for end in _formats(signal) if end != TEXT)
 
 
 def ending(name: str, signal: Signal) -> str:
@@ -123,6 +128,14 @@ def read_file(
     if warnings is not None:
         warnings.update(dict.fromkeys(oddities, 1))
     return parts
+
+
+def read_row(path: Path, row: int, signal: Signal, files: Files) -> list[FilePart]:
+    """What one row of a file with a record in each gives, see `record_rows`."""
+    samples = read_record_rows(path, files.rows.removeprefix("label ")).samples[row]
+    known = np.flatnonzero(~np.isnan(samples))
+    whole = samples[: known[-1] + 1] if len(known) else samples[:0]
+    return _over_time(whole[None], files.rate, signal, files)
 
 
 def _formats(signal: Signal) -> dict[str, Callable[[Path, Signal, Files], Any]]:
@@ -318,6 +331,8 @@ def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
     text = text.partition(b"\n")[2] if stated else text
     first = composed(_first_line(text)).strip()
     mark = stated or separator_of(first)
+    if mark not in first and " " in first:
+        text, mark, first = without_blanks(text), " ", " ".join(first.split())
     cells = [cell.strip().strip('"') for cell in first.split(mark)]
     plain = [cell for cell in cells if cell.lower() not in TIMES]
     counted = plain == [str(number) for number in range(len(plain))] != ["0"]  # as pandas counts
@@ -380,6 +395,6 @@ VOLUMES: dict[str, Callable[[Path, Signal, Files], Sequence[Volume | Array]]] = 
 OVER_TIME: dict[str, Callable[[Path, Signal, Files], OverTime]] = {
     ".hea": _wfdb,
     ".edf": _edf,
-    **dict.fromkeys((".csv", ".tsv"), _csv),
+    **dict.fromkeys((".csv", ".tsv", TEXT), _csv),
     **dict.fromkeys(ARRAYS, _samples),
 }

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.any_file import ending, is_volume, read_file, suffixes
+from benchmd_ray.data.datasets.any_file import ending, is_volume, read_file, read_row, suffixes
 from benchmd_ray.data.datasets.named import (
     NO_CLASS,
     Named,
@@ -23,6 +23,8 @@ from benchmd_ray.data.datasets.named import (
     stated_split,
     unread_warnings,
 )
+from benchmd_ray.data.datasets.record_rows import read_record_rows
+from benchmd_ray.data.name_patterns import patient_in
 from benchmd_ray.data.raw import (
     DUPLICATE,
     NO_ROW,
@@ -44,6 +46,7 @@ PART = re.compile(r"-\d{4,}$")
 """How names of the parts of a file end that is cut."""
 LAYOUT = "files"
 NO_PATIENT = "the table does not say its patient"
+NO_MATCH = "the pattern finds no patient in its name"
 CONSTANT = "a segment or window of it is constant"
 NOWHERE = "its split is none of those that the card names, or no list has it"
 COMPOSED_TO = frozenset("K;`")
@@ -99,7 +102,7 @@ class FileNames:
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List what the table names, or all that is in the folders."""
     files, names = _files(card), FileNames(root, hidden=card.hides_names)
-    rows = list(_rows(card, names))
+    rows = [_with_patient(files, row) for row in _rows(card, names)]
     named = each_once(card, files, rows, name=lambda row: _record_id(card, _stem(card, row.path)))
     excluded = Counter({DUPLICATE: len(rows) - len(named)})
     missing: list[str] = []
@@ -112,7 +115,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         elif record.excluded:
             excluded[record.excluded] += 1
         elif files.patient and not record.patient:
-            excluded[NO_PATIENT] += 1
+            excluded[NO_MATCH if files.patient_pattern else NO_PATIENT] += 1
         else:
             kept.append(record)
     if files.table and named and len(missing) == len(named):
@@ -141,9 +144,19 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
 
 
 def _rows(card: DatasetCard, names: FileNames) -> Iterator[Named]:
-    if not (files := _files(card)).table:
+    files = _files(card)
+    if files.rows:
+        return _in_rows(card, names)
+    if not files.table:
         return _in_folders(card, names)
     return rows_of(names.root / names.real(files.table), card, files, real=names.real)
+
+
+def _with_patient(files: Files, record: Named) -> Named:
+    if not files.patient_pattern:
+        return record
+    path = PurePosixPath(record.path).relative_to(files.folder or ".").as_posix()
+    return replace(record, patient=patient_in(files.patient_pattern, path))
 
 
 def _is_there(path: Path) -> bool:
@@ -225,6 +238,27 @@ def _in_folders(card: DatasetCard, names: FileNames) -> Iterator[Named]:
             excluded=why,
             written=levels.get("class", ""),
         )
+
+
+def _in_rows(card: DatasetCard, names: FileNames) -> Iterator[Named]:
+    """The records of files that have one in each row."""
+    if card.signal.axes[-1] != "time" or card.signal.stored_shape[0] != 1 or card.task.segments:
+        raise BenchmdError(
+            f"the card of {card.name} has rows, and each row is a signal over time of one channel: "
+            f"its signal has the axes {', '.join(card.signal.axes)} and {card.signal.stored_shape}."
+        )
+    files = _files(card)
+    for file in _paths(names.root / names.real(files.folder), card, names.root):
+        try:
+            labels = read_record_rows(names.root / file, files.rows.removeprefix("label ")).labels
+        except RecordError as error:
+            raise BenchmdError(
+                f"{names.root / file}: {error}. Check rows and suffixes in the card of {card.name}."
+            ) from error
+        for number, written in enumerate(labels):
+            label, why = class_of(card, written)
+            path = f"{composed(file)}/{number:06}"
+            yield Named(path, file, label, excluded=why, written=written, row=number)
 
 
 def _by_lists(
@@ -335,13 +369,17 @@ def _item(card: DatasetCard, record: Named, split: str, name: str) -> RawItem:
         label=record.label,
         labels=record.labels,
         metadata=record.metadata,
+        details={"row": record.row} if _files(card).rows else {},
     )
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """The records of one file: several where it is cut into segments or windows."""
     warnings = Counter[str]()
-    parts = read_file(root / item.path, card.signal, _files(card), warnings)
+    if _files(card).rows:
+        parts = read_row(root / item.path, item.details["row"], card.signal, _files(card))
+    else:
+        parts = read_file(root / item.path, card.signal, _files(card), warnings)
     scans = card.task.scored == "scans"
     records, excluded = [], Counter[str]()
     for number, part in enumerate(parts):

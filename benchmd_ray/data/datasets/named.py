@@ -60,7 +60,7 @@ def rows_of(
     label_columns = files.labels or card.classes
     several = not card.task.exclusive
     columns = [files.path, *(label_columns if several else [files.label]), *files.metadata.values()]
-    columns += [name for name in (files.patient, files.split) if name]
+    columns += [name for name in (files.patient_column, files.split) if name]
     rows = list(table_rows(table, columns, f"{card.name}, as its card says"))
     commas = has_decimal_commas(table)
     values = _metadata(rows, table, card, files, commas=commas)
@@ -78,7 +78,7 @@ def rows_of(
             real(path),
             label=label,
             labels=labels,
-            patient=row[files.patient] if files.patient else "",
+            patient=row[files.patient_column] if files.patient_column else "",
             split=row[files.split] if files.split else None,
             excluded=why,
             written="" if several else row[files.label],
