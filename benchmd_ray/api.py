@@ -102,11 +102,18 @@ def encoder(run: PathLike | Run, device: str | torch.device = "auto") -> Feature
     return FeatureEncoder(weights_folder(run), device)
 
 
-def classifier(run: PathLike | Run, device: str | torch.device = "auto") -> SignalClassifier:
-    """The classifier of a finished transfer run, for signals in their unit; see `encoder`."""
-    from benchmd_ray.training.applied import SignalClassifier
+def classifier(
+    run: PathLike | Run | Sequence[PathLike | Run], device: str | torch.device = "auto"
+) -> SignalClassifier:
+    """The classifier of a finished transfer run, for files or signals in their unit; see `encoder`.
 
-    return SignalClassifier(weights_folder(run), device)
+    Several runs of one setting, the folder of a search or an exported average predict as one model.
+    """
+    from benchmd_ray.export.averaged_runs import classifier_of
+
+    runs = [run] if isinstance(run, str) or not isinstance(run, Sequence) else run
+    places = [as_store(place) if isinstance(place, str | Path) else place for place in runs]
+    return classifier_of(places, device)
 
 
 def export_model(

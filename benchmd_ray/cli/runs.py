@@ -1,4 +1,4 @@
-"""Commands for single runs: ``pretrain``, ``transfer``, ``evaluate``, ``export``."""
+"""Commands for single runs: ``pretrain``, ``transfer``, ``evaluate``, ``predict``, ``export``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from benchmd_ray.cli.options import (
     FOLDER,
     STORE,
     UPSTREAM,
+    complete_dataset,
     complete_technique,
     execution_options,
 )
 from benchmd_ray.console.terminal import echo
+from benchmd_ray.errors import count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -172,6 +174,56 @@ def evaluate(
         echo(written)
         if text := shared_in(written):
             echo(f"note: {text}", err=True)
+
+
+@main.command()
+@click.argument("run", type=STORE)
+@click.argument(
+    "files", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True, metavar="FILES…"
+)
+@click.option(
+    "--out", type=FILE, default=Path("predictions.csv"), show_default=True, help="CSV to write."
+)
+@click.option(
+    "--card",
+    default="",
+    metavar="NAME",
+    shell_complete=complete_dataset,
+    help="Dataset whose card says how files are read. Default: that of the run's source.",
+)
+@ALLOW
+def predict(run: Path, files: tuple[Path, ...], out: Path, card: str) -> None:
+    """Predict the class of raw FILES, or of all files in folders, by the model of RUN.
+
+    RUN is a finished transfer, an export or the folder of a search, whose models predict as one.
+    Files are read and preprocessed as by a build. The CSV has a row for each record (for each scan
+    if scans are scored) with its class and probabilities, and the verdict of the detector that
+    `benchmd guard` fitted, if any. Files that cannot be read are listed with the reason.
+
+    \b
+    benchmd predict runs/transfer-… new/1.png new/2.png
+    benchmd predict model new/ --out predictions.csv
+    """
+    from collections import Counter
+
+    from benchmd_ray.export.averaged_runs import classifier_of
+    from benchmd_ray.files.atomic import replacing
+    from benchmd_ray.report.formats import csv_text
+
+    frame = classifier_of([run]).predict_files(
+        files, card=card, say=lambda line: echo(f"note: {line}", err=True)
+    )
+    with replacing(out) as partial:
+        partial.write_text(csv_text(frame), "utf-8")
+    is_read = frame["record"].notna()
+    counts = Counter(frame["class"][is_read].replace("", "none"))
+    parts = [f"{count:,} {name}" for name, count in counts.most_common()]
+    if "verdict" in frame:
+        parts.append(f"{int((frame['verdict'] == 'reject').sum()):,} rejected by the detector")
+    if unread := int((~is_read).sum()):
+        parts.append(f"{count_of(unread, 'file')} not predicted")
+    echo(f"{count_of(int(is_read.sum()), 'record')}: {', '.join(parts)}")
+    echo(f"written: {out}")
 
 
 @main.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -87,17 +87,26 @@ def ignored_files(path: Path, signal: Signal) -> list[Path]:
     return paths
 
 
-def read_loose(path: Path, names: Sequence[str], signal: Signal, task: Task) -> Iterator[Loose]:
+def read_loose(
+    path: Path, names: Sequence[str], signal: Signal, task: Task, files: Files | None = None
+) -> Iterator[Loose]:
     """Read files, as `loose_files` names them, in a separate process; a crash costs one file only.
 
     A file over time that states no rate is taken to have the signal's. The task is that of the
-    model they are for; their classes are unknown.
+    model they are for; their classes are unknown. ``files``: how a card reads its files.
 
     Raises:
         BenchmdError: A file cannot be read for now.
     """
     modality = Modality(NAME, signal, task, 1)
-    card = DatasetCard(NAME, modality, files=Files(rate=signal.rate))
+    usual = files or Files()
+    if usual.rows:
+        raise BenchmdError(
+            "files with a record in each row are not predicted: give their signals to "
+            "classifier(run).predict in Python."
+        )
+    usual = replace(usual, rate=usual.rate or signal.rate)
+    card = DatasetCard(NAME, modality, files=usual)
     root = path.parent if path.is_file() else path
     for name in names:
         yield _read(root, name, card)

@@ -154,6 +154,10 @@ class Benchmark:
     functions like those of `report.report_figures.TOPICS`."""
     demo: str = ""
     """Import path, ``package.module:NAME``, of an `Evaluation` for one small run of the demo."""
+    screen: str = ""
+    """Import path, ``package.module:function``, from the folder of a model to the detector that was
+    fitted to it, or None: a function from records with the columns of a catalog to their scores,
+    and the threshold above which they are rejected."""
     commands: Mapping[str, str] = field(default_factory=dict)
     """Its own commands, `benchmd NAME …`: import paths, ``package.module:group``, by name."""
     about: str = ""

@@ -212,6 +212,13 @@ def commands() -> dict[str, str]:
     return paths
 
 
+def screen_of(folder: Path) -> Any:
+    """The detector that was fitted to a model, of the first benchmark that has one; or None."""
+    paths = [declared.screen for declared in benchmarks().values() if declared.screen]
+    screens = (named_by(path)(folder) for path in paths)
+    return next((screen for screen in screens if screen is not None), None)
+
+
 def named_by(path: str) -> Any:
     """Import the object at an import path of a benchmark."""
     try:

@@ -7,14 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.registry import screen_of
 from benchmd_ray.report.protocols import pretraining_of, searches_behind
 from benchmd_ray.runs.files import SEARCH, SEARCHES
 from benchmd_ray.runs.places import backing_of
-from benchmd_ray.runs.store import Run, read_run, read_stores, shown
+from benchmd_ray.runs.store import Run, read_run, read_stores, require_weights, shown
 from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.ssl.brought import technique_label
-from benchmd_ray.training.weights import MOST_MEMBERS
+from benchmd_ray.training.applied import SignalClassifier
+from benchmd_ray.training.weights import MOST_MEMBERS, is_exported, require_programs
 from benchmd_ray.tuning.parameters import value_of
 from benchmd_ray.tuning.records import SearchRecord, read_search
 from benchmd_ray.tuning.trial import seed_of
@@ -41,6 +45,33 @@ def exported_runs(places: Sequence[Path | Run]) -> list[Run]:
             backing_of(place.parent.parent).refresh_store()
         runs += fold_runs(place) if (place / SEARCH).is_file() else [read_run(place)]
     return runs
+
+
+def classifier_of(
+    places: Sequence[Path | Run], device: str | torch.device = "auto"
+) -> SignalClassifier:
+    """The classifier of a run, an export or a search, or of several runs that are averaged.
+
+    It has the detector that was fitted to it.
+
+    Raises:
+        BenchmdError: A run is not finished or has no weights, or runs differ in their settings.
+    """
+    folder, *others = _member_folders(places)
+    model = SignalClassifier(folder, device, others)
+    model.screen = None if others else screen_of(folder)
+    return model
+
+
+def _member_folders(places: Sequence[Path | Run]) -> list[Path]:
+    if len(places) == 1 and isinstance(places[0], Path) and is_exported(places[0]):
+        require_programs(places[0])
+        return [places[0]]
+    runs = exported_runs(places)
+    for run in runs:
+        require_weights(run)
+    require_averageable(runs)
+    return [run.folder for run in runs]
 
 
 def fold_runs(folder: Path) -> list[Run]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.console.terminal import echo
+from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.modality.signals import Signal
@@ -23,6 +25,7 @@ from benchmd_ray.models.heads import Classifier
 from benchmd_ray.training.collect import evaluated, evaluation_batch
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.members import load_members, need_one_pass, share_encoder
+from benchmd_ray.training.on_files import Screen, predicted_files, reading_of
 from benchmd_ray.training.predict import merging
 from benchmd_ray.training.weights import described, load_encoder, model_description
 
@@ -89,7 +92,8 @@ class Applied:
         ]
         self.module = _as_one(wholes, self.task).to(self.device).eval()
         """Signals (batch, *stored_shape) in their unit to features or logits."""
-        self._batch = evaluation_batch(encoder)
+        self.batch = evaluation_batch(encoder)
+        self.folder = folder
 
     def outputs(
         self,
@@ -97,19 +101,25 @@ class Applied:
         rate: float | None,
         channels: Sequence[str] | None,
         sizes: npt.ArrayLike | torch.Tensor | None,
+        *,
+        checked: bool = False,
     ) -> torch.Tensor:
-        """Outputs of the module for all records, on its device."""
+        """Outputs of the module for all records, on its device.
+
+        ``checked``: grey levels are those of files, also where they are all 0 or 1.
+        """
         _require_alike(self.signal, rate, channels)
         taken = _records(signals, self.signal)
-        _require_grey_levels(taken, self.signal)
+        if not checked:
+            _require_grey_levels(taken, self.signal)
         valid_sizes = _sizes(sizes, len(taken), self.signal)
         with torch.no_grad():
             parts = [
                 self.module(
-                    _in_stored_shape(taken[start : start + self._batch], self.signal, self.device),
-                    valid_sizes[start : start + self._batch].to(self.device),
+                    _in_stored_shape(taken[start : start + self.batch], self.signal, self.device),
+                    valid_sizes[start : start + self.batch].to(self.device),
                 )
-                for start in range(0, len(taken), self._batch)
+                for start in range(0, len(taken), self.batch)
             ]
         return torch.cat(parts)
 
@@ -174,6 +184,39 @@ class SignalClassifier(Applied):
             modules, statistics = [Classifier(encoder, 0, head)], statistics[:1]
         super().__init__(folder, modules, statistics, encoder, device)
         self.classes = self.task.classes
+        self.screen: Screen | None = None
+        """The detector that `predict_files` asks."""
+
+    def predict_files(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        card: str = "",
+        say: Callable[[str], None] = echo,
+    ) -> pd.DataFrame:
+        """Predict raw files, read and preprocessed as by a build; a row for each scored unit.
+
+        Args:
+            paths: Files, and folders of files.
+            card: Name of the dataset whose card says how files are read (rate, channels, key, cut)
+                and which classes are merged. Default: the model's source, if its card is there.
+            say: Takes a line on what differs from a build of the source.
+
+        Returns:
+            ``file``, ``record``, ``class`` (the most likely; of multi-label tasks those with a
+            probability of 0.5 or more) and a column ``p: CLASS`` for each class. If a detector was
+            fitted to the model (`benchmd guard`) also its ``verdict`` (accept, reject,
+            unreadable), ``score`` and ``threshold``. ``reason`` says why a file is not predicted.
+
+        Raises:
+            BenchmdError: A path does not exist, a folder has no file of the signal's formats, or
+                the card is unknown or does not fit the model.
+        """
+        several = [paths] if isinstance(paths, str | Path) else paths
+        places = [Path(path) for path in several]
+        files = reading_of(self.folder, self, card, say)
+        merged = dataset_card(card) if card else None
+        return predicted_files(self, places, files, card=merged, screen=self.screen)
 
     def predict(
         self,
@@ -183,14 +226,16 @@ class SignalClassifier(Applied):
         channels: Sequence[str] | None = None,
         sizes: npt.ArrayLike | torch.Tensor | None = None,
         card: DatasetCard | None = None,
+        checked: bool = False,
     ) -> Any:
         """Probabilities (records, classes) float32; for exclusive classes they add up to 1.
 
         With ``card``, such as ``catalog(…).info.card``, of a dataset that merges classes of the
-        model's task, the probabilities of merged classes are summed. The other arguments are as in
-        `FeatureEncoder.features`.
+        model's task, the probabilities of merged classes are summed. ``checked`` accepts grey
+        levels that are all 0 or 1. The other arguments are as in `FeatureEncoder.features`.
         """
-        scores = probabilities(self.outputs(signals, rate, channels, sizes), self.task)
+        outputs = self.outputs(signals, rate, channels, sizes, checked=checked)
+        scores = probabilities(outputs, self.task)
         if card is not None:
             if card.task != self.task:
                 raise BenchmdError(

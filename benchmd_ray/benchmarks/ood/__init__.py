@@ -170,6 +170,7 @@ BENCHMARK = Benchmark(
     tables="benchmd_ray.benchmarks.ood.report:TABLES",
     figures="benchmd_ray.benchmarks.ood.report_figures:TOPICS",
     demo="benchmd_ray.benchmarks.ood.demo:FEW",
+    screen="benchmd_ray.benchmarks.ood.guard:screen_of",
     commands={
         "ood": "benchmd_ray.benchmarks.ood.commands:ood",
         "guard": "benchmd_ray.benchmarks.ood.commands:guard",

@@ -7,10 +7,11 @@ their hashes.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from benchmd_ray.benchmarks.ood.methods.pretrained import NAME as PRETRAINED
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import NetworkObserver, pictures
 from benchmd_ray.benchmarks.ood.sets import inside
+from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.loose import ignored_files, loose_files, read_loose
 from benchmd_ray.data.records import decode_signals
@@ -40,8 +42,10 @@ from benchmd_ray.files.integrity import Damaged, read_hashed_json, require_sha25
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.runs.files import RUN
 from benchmd_ray.schema.typed import Count, Finite
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.storage.location import Location, entries
 from benchmd_ray.training.collect import evaluation_batch
+from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.weights import CONFIG, is_exported
 
 FOLDER = "guard"
@@ -224,6 +228,29 @@ def read_guard(asked_run: Path, network: Network, detector: str) -> Guard:
     guard = Guard(name, _read_state(weights), about["threshold"], network)
     _try(guard, weights)
     return guard
+
+
+def screen_of(folder: Path) -> Callable[[pa.Table], tuple[Floats, float]] | None:
+    """The detector that was fitted to a model, for records with the columns of a catalog.
+
+    None if there is none; of several, the usual one that fits the model. It is read when first
+    asked.
+    """
+    fitted = sorted(path.stem for path in (folder / FOLDER).glob("*.json"))
+    if not fitted:
+        return None
+
+    @functools.cache
+    def guard() -> Guard:
+        worker, settings = Worker(device=choose_device("auto")), Settings()
+        network = Network.of(folder, worker, settings.execution.precision)
+        usual = [name for name in USUAL if name in fitted]
+        return read_guard(folder, network, (usual or fitted)[0])
+
+    def screen(table: pa.Table) -> tuple[Floats, float]:
+        return _scores(guard(), _batch(table, guard().network.signal)), guard().threshold
+
+    return screen
 
 
 def _is_finite(state: State) -> bool:

@@ -1,0 +1,155 @@
+"""A classifier on raw files, which are read as a build of its source reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from benchmd_ray.data.card_files import Files
+from benchmd_ray.data.cards import DatasetCard, cards, dataset_card
+from benchmd_ray.data.loose import Loose, loose_files, read_loose
+from benchmd_ray.data.records import decode_signals
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.integrity import read_hashed_json
+from benchmd_ray.runs.files import RUN
+from benchmd_ray.scores.units import Units
+from benchmd_ray.training.weights import CONFIG, is_exported
+
+if TYPE_CHECKING:
+    from benchmd_ray.training.applied import SignalClassifier
+
+Screen = Callable[[pa.Table], tuple[npt.NDArray[np.float64], float]]
+"""A detector: records, with the columns of a catalog, to their scores and the threshold."""
+PROBABILITY = "p: "
+"""What the names of the columns of probabilities begin with; the class follows."""
+PRESENT = 0.5
+"""Probability from which a class of a multi-label task is named."""
+
+
+def reading_of(folder: Path, model: SignalClassifier, card: str, say: Callable[[str], None]) -> Any:
+    """How the files of a card are read, by default the source's; None: as its format is usual.
+
+    Raises:
+        BenchmdError: The card that was named is unknown, or of another signal.
+    """
+    name = card or _source(folder)
+    found = dataset_card(card) if card else cards().get(name)
+    if found is None:
+        say(
+            f"the card of {name} is not here (--cards): files are read without its rate, channels, "
+            "key and cut"
+        )
+        return None
+    if found.signal != model.signal:
+        if card:
+            raise BenchmdError(f"{card} has another signal than the model of {folder}.")
+        say(f"the card of {name} has another signal than the model: its files are not looked at")
+        return None
+    if found.files is None:
+        say(
+            f"builds read {name} by code of its own; here the general readers read files of that "
+            "format. Compare some predictions with those of the run"
+        )
+    return found.files
+
+
+def _source(folder: Path) -> str:
+    if is_exported(folder):
+        about = read_hashed_json(folder / CONFIG, "", {"trained": dict})["trained"]
+    else:
+        about = read_hashed_json(folder / RUN, "")
+    return str(about.get("source", "its source"))
+
+
+def predicted_files(
+    model: SignalClassifier,
+    paths: Sequence[Path],
+    files: Files | None,
+    *,
+    card: DatasetCard | None,
+    screen: Screen | None,
+) -> pd.DataFrame:
+    """A row for each unit of each file; see `SignalClassifier.predict_files`."""
+    classes = card.classes if card is not None else model.classes
+    rows: list[dict[str, Any]] = []
+    waiting: list[tuple[str, Loose]] = []
+    for named in _read(model, paths, files):
+        waiting.append(named)
+        if sum(len(part.table or ()) for _, part in waiting) >= model.batch:
+            rows += _of_batch(model, waiting, card, screen)
+            waiting = []
+    rows += _of_batch(model, waiting, card, screen)
+    columns = ["file", "record", "class", *(f"{PROBABILITY}{name}" for name in classes)]
+    columns += ["verdict", "score", "threshold"] if screen is not None else []
+    return pd.DataFrame(rows, columns=[*columns, "reason"])
+
+
+def _read(
+    model: SignalClassifier, paths: Sequence[Path], files: Files | None
+) -> Iterator[tuple[str, Loose]]:
+    for path in paths:
+        names = loose_files(path, model.signal)
+        for part in read_loose(path, names, model.signal, model.task, files):
+            yield str(path if path.is_file() else path / part.name), part
+
+
+def _of_batch(
+    model: SignalClassifier,
+    batch: Sequence[tuple[str, Loose]],
+    card: DatasetCard | None,
+    screen: Screen | None,
+) -> list[dict[str, Any]]:
+    tables = [part.table for _, part in batch if part.table is not None and len(part.table)]
+    whole = pa.concat_tables(tables).combine_chunks() if tables else None
+    probabilities = _probabilities(model, whole, card) if whole is not None else np.empty((0, 0))
+    screened, threshold = screen(whole) if whole is not None and screen else (None, np.nan)
+    rows: list[dict[str, Any]] = []
+    start = 0
+    for name, part in batch:
+        if part.table is None or not len(part.table):
+            reason = part.reason or "it holds no record"
+            unread = {"verdict": "unreadable"} if screen is not None else {}
+            rows.append({"file": name, "reason": reason} | unread)
+            continue
+        unit_names = part.table["unit_id"].to_pylist()
+        units, place = Units(unit_names), slice(start, start := start + len(part.table))
+        scores = units.scores(probabilities[place])
+        verdicts: list[dict[str, Any]] = [{} for _ in scores]
+        if screened is not None:
+            highest = units.scores(screened[place, None])[:, 0]
+            verdicts = [
+                {"verdict": "accept" if score <= threshold else "reject", "score": float(score)}
+                | {"threshold": threshold}
+                for score in highest
+            ]
+        for first, values, verdict in zip(units.first, scores, verdicts, strict=True):
+            row = {"file": name, "record": unit_names[first], "reason": ""}
+            rows.append(row | _named(values, model, card) | verdict)
+    return rows
+
+
+def _named(
+    values: npt.NDArray[np.float64], model: SignalClassifier, card: DatasetCard | None
+) -> dict[str, Any]:
+    classes = card.classes if card is not None else model.classes
+    chosen = [classes[int(values.argmax())]]
+    if not model.task.exclusive:
+        chosen = [name for name, p in zip(classes, values, strict=True) if p >= PRESENT]
+    by_class = zip(classes, map(float, values), strict=True)
+    return {"class": "; ".join(chosen)} | {f"{PROBABILITY}{name}": p for name, p in by_class}
+
+
+def _probabilities(
+    model: SignalClassifier, table: pa.Table, card: DatasetCard | None
+) -> npt.NDArray[np.float64]:
+    scales = table["scale"].to_numpy().astype(np.float32)
+    stored = np.asarray(decode_signals(table["signal"], model.signal))
+    signals = stored * scales.reshape(-1, *[1] * (stored.ndim - 1))
+    sizes = np.array(table["valid_size"].to_pylist(), np.int64)
+    return np.asarray(model.predict(signals, sizes=sizes, card=card, checked=True), np.float64)
