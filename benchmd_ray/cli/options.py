@@ -94,6 +94,8 @@ DATA = FolderType(_location, file_okay=True)
 """A catalog, a file, or a folder of files."""
 STORE = FolderType(_mirror)
 """For options and arguments that name a store or runs; for S3, the folder that mirrors it."""
+SMALL_START = "small"
+"""The start of a benchmark that ``--small`` names."""
 RUNS = Path("runs")
 """The default store."""
 UPSTREAM = UpstreamType(_mirror)
@@ -261,6 +263,12 @@ START = click.option(
     metavar="NAME",
     help="Baseline that settings start from (`benchmd bench show NAME`). Default: the benchmark's.",
 )
+SMALL = click.option(
+    "--small",
+    is_flag=True,
+    help="Small networks, trained for minutes on two cores: the start `small` of BenchMD. Their "
+    "scores say little of the fixed protocol's.",
+)
 HELD = click.option(
     "--fix", "held", multiple=True, metavar="A.B", help="Do not search this setting (repeatable)."
 )
@@ -318,9 +326,12 @@ def chosen(options: Mapping[str, Any], **more: Any) -> Choice:
 
     names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights", "start")
     more.setdefault("pretrain_on", options.get("pretrain_on", ()))
+    if options.get("small"):
+        if options["start"]:
+            raise click.UsageError("--small is a start: use it without --start.")
+        more["start"] = SMALL_START
     return Choice(
-        **{name: options[name] for name in names},
-        **more,
+        **{name: options[name] for name in names} | more,
         bench=benchmark(options["bench"]).name,
         file=options["settings_file"],
         assignments=options["assignments"],

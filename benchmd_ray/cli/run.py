@@ -18,6 +18,7 @@ from benchmd_ray.cli.options import (
     MODALITY,
     POLICY,
     PRETRAIN_ON,
+    SMALL,
     START,
     TFLOPS,
     WEIGHTS,
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     "instead of the default ones, such as ood.",
 )
 @START
+@SMALL
 @WEIGHTS
 @click.option(
     "--dry-run", is_flag=True, help="Show what would run and how long it would take, then stop."
@@ -108,6 +110,7 @@ def run(*, store: Path, **options: Any) -> None:
     \b
     benchmd run --dry-run                                # the paper's benchmark, from the cards
     benchmd run --catalog catalogs --dry-run --items     # what these catalogs allow
+    benchmd run --catalog catalogs --small               # try it, within minutes
     benchmd run --catalog catalogs --technique scratch --technique mae \\
         --setting linear --seed 0 --seed 1 --seed 2
     benchmd run --pretrain-on catalogs/georgia --pretrain-on catalogs/chapman-shaoxing \\

@@ -20,6 +20,7 @@ from benchmd_ray.cli.options import (
     MODALITY,
     POLICY,
     PRETRAIN_ON,
+    SMALL,
     START,
     STORE,
     TFLOPS,
@@ -38,6 +39,15 @@ if TYPE_CHECKING:
 
     from benchmd_ray.service.families import Tuning
     from benchmd_ray.tracking.dashboard import Dashboard
+
+
+SMALL_HOURS = 1 / 6
+"""Of a search with --small that states no limit; the models it delivers are trained afterwards."""
+SMALL_FIXED = (
+    *("encoder.network", "encoder.patch_size"),
+    *("pretrain.steps", "pretrain.batch_size", "transfer.epochs"),
+)
+"""Settings that decide the work, which a search with --small does not change."""
 
 
 @main.command()
@@ -130,6 +140,7 @@ if TYPE_CHECKING:
 @POLICY
 @BENCH
 @START
+@SMALL
 @WEIGHTS
 @click.option(
     "--single",
@@ -164,6 +175,7 @@ def tune(*, store: Path, dashboard: Dashboard, **options: Any) -> None:
 
     \b
     benchmd tune --catalog catalogs --dry-run
+    benchmd tune --catalog catalogs --small               # try it, within minutes
     benchmd tune --catalog catalogs --hours 2
     benchmd tune --catalog catalogs --technique mae --setting finetune-full --trials 60
     benchmd tune --catalog catalogs --technique e-mix --setting pretrain --hours 12
@@ -245,7 +257,7 @@ def _tuning(options: dict[str, Any]) -> Tuning:
     choice = chosen({**options, "techniques": ()})
     limits = {name: options[name] for name in ("trials", "evaluations", "hours", "device_hours")}
     if all(value is None for value in limits.values()):
-        limits["trials"] = Budget().trials
+        limits |= {"hours": SMALL_HOURS} if options["small"] else {"trials": Budget().trials}
     method = Method(
         sampler=options["sampler"],
         cautious=options["cautious"],
@@ -261,5 +273,6 @@ def _tuning(options: dict[str, Any]) -> Tuning:
         method=method,
         budget=Budget(**limits),
         portfolio=portfolio,
+        fixed=SMALL_FIXED if options["small"] else (),
         **{name: options[name] for name in kept},
     )

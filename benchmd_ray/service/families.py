@@ -63,6 +63,8 @@ class Tuning:
     """Jobs running at the same time; None runs as many as fit."""
     memory_gib: float | None = None
     """Memory that a job may allocate; None divides an embedded machine's memory among them."""
+    fixed: tuple[str, ...] = ()
+    """Settings that no family searches, if it has them."""
 
 
 def family_stage(family: Family) -> Stage:
@@ -252,7 +254,8 @@ def _family(
     spaces, fixed, narrow = [], set(), technique not in tuning.techniques
     for source, start in zip(group, starts, strict=True):
         space = space_of(technique, setting, source.kind, path)
-        names = {parameter.name for parameter in space.parameters} & {*tuning.held}
+        held = {*tuning.held, *tuning.fixed}
+        names = {parameter.name for parameter in space.parameters} & held
         spaces.append(starting_at(space, start, names, narrow=narrow))
         fixed |= names
     space = shared(spaces) if len(group) > 1 else spaces[0]

@@ -109,6 +109,7 @@ class EncoderSettings:
 
 ENCODERS: dict[str, EncoderSettings] = {
     "tiny": EncoderSettings(width=32, depth=2, heads=2, head_dim=16, mlp=64),
+    "small": EncoderSettings(width=64, depth=4, heads=4, head_dim=16, mlp=128),
     "paper": EncoderSettings(),
     "base": EncoderSettings(width=768, depth=12, heads=12, head_dim=64, mlp=3072),
     "large": EncoderSettings(width=1024, depth=24, heads=16, head_dim=64, mlp=4096),
@@ -126,7 +127,7 @@ ENCODERS: dict[str, EncoderSettings] = {
         pool="cls",
     ),
 }
-"""Named sizes: about 0.03, 9.6, 86, 303 and 5.5 million parameters.
+"""Named sizes: about 0.03, 0.17, 9.6, 86, 303 and 5.5 million parameters.
 
 ``vit-tiny`` is the network that ImageNet weights are loaded into (`models.imagenet`).
 """
@@ -428,7 +429,7 @@ class ExecutionSettings:
 @dataclass(frozen=True)
 class Settings:
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
-    """Encoder size: fields, or one of the names tiny, paper, base, large, vit-tiny."""
+    """Encoder size: fields, or one of the names tiny, small, paper, base, large, vit-tiny."""
     pretrain: PretrainSettings = field(default_factory=PretrainSettings)
     """Pretraining."""
     transfer: TransferSettings = field(default_factory=TransferSettings)

@@ -58,7 +58,8 @@ def test_the_paper_encoder_with_its_projection_has_9_62_million_parameters():
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("tiny", 0.033), ("paper", 9.6), ("base", 86), ("large", 303)]
+    ("name", "millions"),
+    [("tiny", 0.033), ("small", 0.165), ("paper", 9.6), ("base", 86), ("large", 303)],
 )
 def test_named_sizes_are_as_large_as_they_say(name, millions):
     with torch.device("meta"):

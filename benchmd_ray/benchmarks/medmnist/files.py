@@ -15,6 +15,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.service.choice import Choice, technique_settings
 from benchmd_ray.service.families import Tuning, space_of
+from benchmd_ray.settings.definition import ENCODERS
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
@@ -26,7 +27,10 @@ SMALL = {
     3: ("encoder.options.width=8", "encoder.options.resize=14", "transfer.epochs=10"),
 }
 """What makes a baseline small enough for minutes on two cores, by the images' dimensions."""
-SMALL_TRANSFORMER = ("encoder.width=64", "encoder.depth=4", "encoder.heads=4", "encoder.mlp=128")
+SMALL_TRANSFORMER = tuple(
+    f"encoder.{name}={getattr(ENCODERS['small'], name)}"
+    for name in ("width", "depth", "heads", "mlp")
+)
 """The same for the transformer that is searched next to it."""
 
 
