@@ -117,7 +117,7 @@ OPTION_SECTIONS: dict[str, tuple[str, ...]] = {
 RARE = frozenset(
     {
         *("also", "evaluated", "policies", "any_md5"),
-        *("sampler", "evaluations", "cautious", "universal", "portfolio", "learned"),
+        *("sampler", "search_only", "evaluations", "cautious", "universal", "portfolio", "learned"),
         *("device_hours", "at_once", "memory_gib", "tflops", "gpus", "as_json"),
         *("allow_plugin", "cards", "verbose"),
         *("wandb_project", "wandb_entity", "wandb_tags", "wandb_system"),

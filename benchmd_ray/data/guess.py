@@ -268,7 +268,8 @@ def _add_split(guess: Guess, column: str, values: Sequence[str]) -> None:
 
 def _of_record_rows(folder: Path, files: list[str]) -> tuple[Guess, list[str]] | None:
     """A guess from files with a record in each row and its label first or last; None for others."""
-    if not files[0].lower().endswith(SAMPLES):
+    in_folders = any("/" in path for path in files)  # which name classes of recordings
+    if in_folders or not files[0].lower().endswith(SAMPLES):
         return None
     for place in ("first", "last"):
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,11 @@ from benchmd_ray.data.loose import Loose, loose_files, read_loose
 from benchmd_ray.data.records import decode_signals
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.integrity import read_hashed_json
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Task
 from benchmd_ray.runs.files import RUN
 from benchmd_ray.scores.units import Units
 from benchmd_ray.training.weights import CONFIG, is_exported
-
-if TYPE_CHECKING:
-    from benchmd_ray.training.applied import SignalClassifier
 
 Screen = Callable[[pa.Table], tuple[npt.NDArray[np.float64], float]]
 """A detector: records, with the columns of a catalog, to their scores and the threshold."""
@@ -32,7 +31,26 @@ PRESENT = 0.5
 """Probability from which a class of a multi-label task is named."""
 
 
-def reading_of(folder: Path, model: SignalClassifier, card: str, say: Callable[[str], None]) -> Any:
+class Predicting(Protocol):
+    """What is needed of a `training.applied.SignalClassifier`."""
+
+    signal: Signal
+    task: Task
+    classes: tuple[str, ...]
+    batch: int
+
+    def predict(
+        self,
+        signals: npt.NDArray[np.float32],
+        *,
+        sizes: npt.NDArray[np.int64],
+        card: DatasetCard | None,
+        checked: bool,
+    ) -> Any:
+        """Probabilities of records."""
+
+
+def reading_of(folder: Path, model: Predicting, card: str, say: Callable[[str], None]) -> Any:
     """How the files of a card are read, by default the source's; None: as its format is usual.
 
     Raises:
@@ -68,7 +86,7 @@ def _source(folder: Path) -> str:
 
 
 def predicted_files(
-    model: SignalClassifier,
+    model: Predicting,
     paths: Sequence[Path],
     files: Files | None,
     *,
@@ -91,7 +109,7 @@ def predicted_files(
 
 
 def _read(
-    model: SignalClassifier, paths: Sequence[Path], files: Files | None
+    model: Predicting, paths: Sequence[Path], files: Files | None
 ) -> Iterator[tuple[str, Loose]]:
     for path in paths:
         names = loose_files(path, model.signal)
@@ -100,7 +118,7 @@ def _read(
 
 
 def _of_batch(
-    model: SignalClassifier,
+    model: Predicting,
     batch: Sequence[tuple[str, Loose]],
     card: DatasetCard | None,
     screen: Screen | None,
@@ -135,7 +153,7 @@ def _of_batch(
 
 
 def _named(
-    values: npt.NDArray[np.float64], model: SignalClassifier, card: DatasetCard | None
+    values: npt.NDArray[np.float64], model: Predicting, card: DatasetCard | None
 ) -> dict[str, Any]:
     classes = card.classes if card is not None else model.classes
     chosen = [classes[int(values.argmax())]]
@@ -146,7 +164,7 @@ def _named(
 
 
 def _probabilities(
-    model: SignalClassifier, table: pa.Table, card: DatasetCard | None
+    model: Predicting, table: pa.Table, card: DatasetCard | None
 ) -> npt.NDArray[np.float64]:
     scales = table["scale"].to_numpy().astype(np.float32)
     stored = np.asarray(decode_signals(table["signal"], model.signal))

@@ -15,6 +15,7 @@ from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.files.atomic import resource_folder
 from benchmd_ray.modality.modalities import Modality, modalities
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import require_option
 from benchmd_ray.models.networks import NETWORK as TRANSFORMER
 from benchmd_ray.schema.plain_yaml import read_yaml_file
@@ -43,6 +44,7 @@ FROM_SCRATCH_OVER_TIME = "finetune-1d"
 It varies the network, which is not possible after pretraining; networks for images differ."""
 OVERRIDES = ("signals", "settings", "techniques")
 """Keys with changes for some searches only, in the order of their application."""
+PATCH_SIZE = "encoder.patch_size"
 WARM_UP = "pretrain.optimiser.warmup_steps"
 STOCHASTIC_DEPTH = "transfer.stochastic_depth"
 MONAI = "monai-"
@@ -123,9 +125,29 @@ def _chosen_entries(scope: Scope, file: Path) -> dict[str, Any]:
             for name, change in groups.get(group, {}).items():
                 if name in entries:
                     _change(entries, str(name), change, where)
+    if scope.built_in:
+        _leave_fitting_patches(entries, scope.modality.signal)
     if not entries:
         raise BenchmdError(f"{scope.where} varies nothing: name one setting or more.")
     return entries
+
+
+def _leave_fitting_patches(entries: dict[str, Any], signal: Signal) -> None:
+    """Drop patch sizes of a built-in space that do not divide a signal, or are its own."""
+    entry = entries.get(PATCH_SIZE)
+    if not (isinstance(entry, Mapping) and isinstance(entry.get("values"), list)):
+        return  # there is none, or a benchmark's own, which is checked later
+    along = signal.input_shape[1 + len(signal.patch[:-2]) :]
+    others = [
+        size
+        for size in entry["values"]
+        if isinstance(size, int) and size > 0 and size != signal.patch[-1]
+        if not any(extent % size for extent in along)
+    ]
+    if others:
+        entries[PATCH_SIZE] = {**entry, "values": [0, *others]}
+    else:
+        del entries[PATCH_SIZE]
 
 
 def _applying(groups: Mapping[Any, Any], chosen: Sequence[str]) -> list[str]:

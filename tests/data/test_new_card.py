@@ -476,3 +476,12 @@ def test_samples_that_blanks_separate(tmp_path, monkeypatch, build_here):
     for row in pq.read_table(path).to_pylist():
         stored = np.frombuffer(row["signal"], np.int16).reshape(2, -1) * np.float32(row["scale"])
         np.testing.assert_allclose(stored, values[row["record_id"]].T, atol=1e-3)
+
+
+def test_recordings_of_many_channels_in_folders_are_no_records_in_rows(tmp_path):
+    for kind in KINDS:
+        heartbeats(tmp_path / "raw" / kind / "night.csv", "last", ",")
+    guess = guess_of(tmp_path / "raw", tmp_path)
+    assert "rows" not in guess.files
+    assert guess.classes == sorted(KINDS)
+    assert guess.signal["stored_shape"][0] == 51

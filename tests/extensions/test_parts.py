@@ -26,7 +26,10 @@ NO_RESULT = {
     "ssl/brought.py",
     "training/__init__.py",
     *(f"training/{name}.py" for name in ("applied", "checkpoints", "jobs", "launch", "notice")),
-    *(f"training/{name}.py" for name in ("members", "ray_train", "reporter", "weights")),
+    *(
+        f"training/{name}.py"
+        for name in ("members", "on_files", "ray_train", "reporter", "weights")
+    ),
 }
 """Modules of these rooms that compute none of a run: files, messages, processes, exported averages.
 """

@@ -876,3 +876,27 @@ def test_groups_of_signals_by_axes_and_by_the_beginning_of_a_name(own):
             own(content | {"signals": {unknown: {}}}, "mae", "linear", "ecg")
     with pytest.raises(BenchmdError, match=r"unknown name in .*techniques"):
         own({**content, "techniques": {"ma*": {}}}, "mae", "linear", "ecg")
+
+
+@pytest.mark.parametrize(
+    ("side", "patch", "sizes"),
+    [(224, 16, (0, 8, 14, 28, 32)), (64, 8, (0, 32)), (64, 16, (0, 8, 32)), (28, 4, (0, 14, 28))],
+)
+def test_built_in_spaces_have_the_patches_that_fit_pictures_of_any_size(side, patch, sizes):
+    derm = kind_of("ham10000")
+    shape = (3, side, side)
+    signal = dataclasses.replace(
+        derm.signal, name="own", stored_shape=shape, input_shape=shape, patch=(patch, patch)
+    )
+    space = space_for("mae", "pretrain", dataclasses.replace(derm, name="own", signal=signal))
+    (entry,) = (p for p in space.parameters if p.name == PATCH)
+    assert entry.values == sizes
+
+
+def test_a_built_in_space_of_pictures_with_one_patch_size_does_not_vary_it():
+    derm = kind_of("ham10000")
+    signal = dataclasses.replace(
+        derm.signal, name="own", stored_shape=(3, 36, 36), input_shape=(3, 36, 36), patch=(4, 4)
+    )
+    space = space_for("mae", "pretrain", dataclasses.replace(derm, name="own", signal=signal))
+    assert PATCH not in [p.name for p in space.parameters]
