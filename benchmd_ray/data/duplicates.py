@@ -101,11 +101,13 @@ class _Rows:
 
     @classmethod
     def of(cls, parts: Sequence[Mapping[str, Any]]) -> _Rows:
-        names = pa.chunked_array([pa.array(part["groups"], pa.string()) for part in parts]).unique()
+        groups = pa.array([name for part in parts for name in part["groups"]], pa.string())
+        names = groups.unique()
         names = names.take(pc.sort_indices(names))
+        ends = np.cumsum([len(part["groups"]) for part in parts])[:-1]
+        by_part = np.split(pc.index_in(groups, names).to_numpy(), ends)  # looked up at once
         contents, patients, ranks = [], [], []
-        for part in parts:
-            places = pc.index_in(pa.array(part["groups"], pa.string()), names).to_numpy()
+        for part, places in zip(parts, by_part, strict=True):
             contents.append(_unpacked(part["contents"], "<u8"))
             patients.append(places[_unpacked(part["row_groups"], "<i4")])
             rank = KEPT_IN.index(part["split"]) if part["split"] in KEPT_IN else len(KEPT_IN)

@@ -174,6 +174,7 @@ def test_constant_signals_are_no_copies():
     assert contents(off, eeg, [eeg.stored_shape[1:]]).null_count == 1
 
 
+@pytest.mark.slow
 def test_a_million_records_are_merged_in_seconds_of_compact_memory():
     rng = np.random.default_rng(0)
     parts = []

@@ -78,7 +78,8 @@ def test_of_the_official_file_too(real_data, build_here, tmp_path):
     source = build_here("breastmnist", file.parent, tmp_path / "c", allow_missing=False)
     inner = inner_catalog(source, tmp_path / "inner")
     require_official(inner, source, file, copies=1)  # of a test image
-    assert inner.rows("train") + inner.rows("validation") == 546 + 78 - 1  # table 2 of the paper, but the copy
+    # table 2 of the paper, but the copy
+    assert inner.rows("train") + inner.rows("validation") == 546 + 78 - 1
 
 
 def test_it_is_made_with_the_test_split_unreadable(source, file, tmp_path):
