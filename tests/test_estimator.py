@@ -55,6 +55,7 @@ def test_images_and_volumes_are_taken():
         Classifier().fit(x[..., None], y)
 
 
+@pytest.mark.slow  # imports and kernels of several fits
 def test_a_catalog_is_taken_with_its_labels(ecg_catalogs):
     opened = benchmd_ray.catalog(ecg_catalogs["ptb-xl"].path)
     model = benchmd_ray.Classifier(kernels=30).fit(opened)

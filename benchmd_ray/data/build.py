@@ -116,7 +116,7 @@ def build(
     plan = _plan(card, choices, discovery, raw)
     _require_own(out)
     with alone(out, f"the catalog {out}", OWN) as require_alone:
-        if catalog := _finished(out, plan, card, retry_quarantined):
+        if catalog := _finished(out, plan, card, choices, retry_quarantined):
             return catalog
         require_readers(card, discovery)
         chunks = _chunks(discovery, card, raw, out, plan)
@@ -150,7 +150,7 @@ def _require_own(out: Location) -> None:
 
 
 def _finished(
-    out: Location, plan: str, card: DatasetCard, retry_quarantined: bool
+    out: Location, plan: str, card: DatasetCard, choices: Choices, retry_quarantined: bool
 ) -> Catalog | None:
     """The finished catalog of that plan; None if shards are to be built."""
     if MANIFEST not in entries(out)[0]:
@@ -161,10 +161,11 @@ def _finished(
             "other raw files, policy, options or version, from other `files` in the card, or with "
             "another BENCHMD_ID_KEY"
         )
-        if catalog.dataset == card.name and (changed := _changed_keys(catalog.card, card)):
-            why = f"an earlier card of it; since then its {', '.join(changed)} changed"
-        elif catalog.dataset != card.name:
+        if catalog.dataset != card.name:
             why = f"other raw files than those of {card.name}"
+        elif _chosen_alike(catalog, card, choices):
+            if changed := _changed_keys(catalog.card, card):
+                why = f"an earlier card of it; since then its {', '.join(changed)} changed"
         raise BenchmdError(
             f"{out} holds a catalog of {catalog.dataset} ({catalog.manifest['policy']}) built from "
             f"{why}. Choose another --out, or remove that folder."
@@ -230,6 +231,14 @@ def _decisive(card: DatasetCard) -> dict[str, Any]:
     descriptive = {"title", "homepage", "access", "licence", "citation", "download", "notes"}
     fields = asdict(card).items()
     return {k: v for k, v in fields if k not in descriptive | {"expected", "layouts"}}
+
+
+def _chosen_alike(catalog: Catalog, card: DatasetCard, choices: Choices) -> bool:
+    """Whether a catalog was built with these choices, some of which change the card."""
+    stated = (catalog.manifest["policy"], catalog.options, catalog.held_out)
+    if binary.normal_names(catalog.card) != binary.normal_names(card):
+        return False
+    return stated == (choices.policy, dict(choices.options), choices.hold_out)
 
 
 def _changed_keys(before: DatasetCard, after: DatasetCard) -> list[str]:

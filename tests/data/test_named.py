@@ -388,7 +388,7 @@ def test_a_catalog_says_what_was_not_read_and_which_classes_a_target_lacks(
     assert "caution: no record of b is in any split: check how its labels are written" in said
     assert f"1 record: {age}" in verify(catalog).notes
     few, absent = cautions(catalog)
-    assert few.startswith("only 3 patients in test, fewer than 10: what is scored on so few is")
+    assert few.startswith("only 1 patient in test, fewer than 10: what is scored on so few is")
     assert absent == "no record of b is in any split: check how its labels are written"
 
 

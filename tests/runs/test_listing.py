@@ -82,8 +82,9 @@ def test_the_command_lists_runs_and_counts_them(tmp_path):
     names = [make_transfer(store, seed=seed, finished=seed > 0).folder.name for seed in range(3)]
     result = CliRunner().invoke(main, ["list", str(store)])
     *lines, last = result.output.splitlines()
-    assert {line.split()[-1] for line in lines} == set(names)
+    shown = [f"{name}  seed {seed}" for seed, name in enumerate(names)]
+    assert sorted(line[line.index("transfer-") :] for line in lines) == sorted(shown)
     assert last == "3 runs: 2 done, 1 waiting"
     chosen = CliRunner().invoke(main, ["list", str(store), "--state", "waiting"])
-    assert [line.split()[-1] for line in chosen.output.splitlines()[:-1]] == names[:1]
+    assert [line.endswith(shown[0]) for line in chosen.output.splitlines()[:-1]] == [True]
     assert counts([]) == "0 runs"

@@ -144,6 +144,7 @@ def test_sources_count_once_in_the_mean_and_in_its_interval(tmp_path: Path) -> N
         tuning_tables.report(path)
 
 
+@pytest.mark.slow  # three searches
 def test_what_is_done_is_not_searched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,6 +127,10 @@ def _folder(card: DatasetCard) -> list[str]:
             "Names of its files or folders name patients, so catalogs do not hold them; to find a "
             f"record's file: `benchmd catalog locate {card.name} --raw FOLDER RECORD_ID`."
         )
+    if card.patient_namespace:
+        lines += paragraph(f"Its patient IDs are those of {card.patient_namespace}.")
+    if card.duplicates != "merge":
+        lines += paragraph(f"Exact copies of records: {card.duplicates}.")
     return lines[:-1] if lines and not lines[-1] else lines
 
 
