@@ -137,6 +137,7 @@ def test_a_file_that_is_refused_is_so_before_anything_is_searched(tmp_path, monk
     assert done == ["breastmnist", "vesselmnist3d"]
 
 
+@pytest.mark.slow  # 18 datasets
 def test_a_dry_run_of_all_datasets_needs_no_file():
     asked = ["medmnist", "tune", "--dry-run", "--gpus", "8", "--cpus", "64", "--tflops", "60"]
     done = CliRunner().invoke(main, [*asked, "--start", "resnet18", "--start", "resnet18-3d"])

@@ -87,6 +87,7 @@ def test_features_are_shares_above_the_biases_and_largest_outputs(kind, monkeypa
     np.testing.assert_allclose(features, expected, atol=1e-5)
 
 
+@pytest.mark.slow  # of a volume
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_bias_is_a_quantile_of_the_outputs_on_one_training_record(kind):
     shape = SHAPES[kind]
