@@ -161,10 +161,16 @@ def verdict_on(row: Row, tests: int = 1) -> str:
 
 
 def _baseline(contest: Contest, best: str, changes: pd.DataFrame) -> str:
-    """Name of the winner's baseline in a contest; empty if it has none there."""
+    """Name of the winner's baseline in a contest, by its best transfer; empty if it has none."""
     rows = _of_result(of_metric(changes), contest.rows[best])
     names = {_with_mode(row): name for name, row in contest.rows.items()}
-    return next((names[base] for base in rows["baseline"] if base in names), "")
+    base = next((names[base] for base in rows["baseline"] if base in names), "")
+    alike = [
+        name
+        for name in contest.clean
+        if base and contest.rows[name]["technique"] == contest.rows[base]["technique"]
+    ]
+    return max(alike, key=lambda name: contest.rows[name]["value"], default=base)
 
 
 def _is_baseline(row: Row, changes: pd.DataFrame) -> bool:
