@@ -119,6 +119,16 @@ def test_the_most_labels_are_in_the_sentence():
     assert all("64 labels per class" in sentence for sentence in winners(several))
 
 
+def test_the_leader_is_compared_with_the_baselines_best_transfer():
+    """Not with that of its own transfer, which may be much weaker."""
+    several = invented(("ecg",), settings=("linear", "finetune-full"))
+    for dataset in SOURCES["ecg"][1]:
+        rows = mean_auroc(several, dataset)
+        best, base = rows.iloc[0], rows[rows["technique"] == "scratch"].iloc[0]
+        difference = f"{best['value'] - base['value']:+.3f}"
+        assert f", {difference} [" in on(several, dataset)
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
