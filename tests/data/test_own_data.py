@@ -154,10 +154,11 @@ def test_empty_splits_and_classes_are_said_at_the_build(tmp_path):
 def test_signals_of_another_kind(tmp_path):
     raw = tmp_path / "raw" / "steps"
     raw.mkdir(parents=True)
-    lines, seconds = ["file\tactivity\tperson"], 21
+    lines, seconds, rng = ["file\tactivity\tperson"], 21, np.random.default_rng(1)
     for number in range(8):
         time = np.arange(50 * seconds) / 50
         waves = np.sin(2 * np.pi * np.outer([1, 2, 3], time)) * (1 + number)
+        waves += rng.normal(0, 1e-3, waves.shape)  # otherwise all seconds are alike, and copies
         table = np.column_stack([time, waves[2], waves[0], waves[1]])  # in another order
         head = "t;az;ax;ay"
         np.savetxt(raw / f"{number}.csv", table, "%.6f", ";", header=head, comments="")

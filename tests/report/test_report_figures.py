@@ -901,7 +901,7 @@ def test_one_is_not_many(small, records, patients, said):
 # --- files
 
 
-WRITTEN = ("auroc", "training", "significance", "roc")
+WRITTEN = ("auroc", "training", "roc")
 
 
 def test_techniques_that_tie_for_the_lowest_mean_rank_are_all_named():
