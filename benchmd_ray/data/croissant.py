@@ -61,7 +61,7 @@ ABOUT = {
     "unit_id": "What is scored: the record, or the scan that it is a part of.",
     "split": "The split of the record; see the record set splits.",
     "scale": "Value in the unit = stored value × scale.",
-    "valid_size": "Extent along each axis but the channel's; padding lies beyond.",
+    "valid_size": "Extent along each axis but the channel's; what follows is padding.",
     "age": "Age in years; ages above 90 are stored as 90.",
     "held_out": "Conditions for which the record is held out of all training.",
 }
@@ -123,36 +123,24 @@ def _splits(catalog: Catalog) -> dict[str, Any]:
     counts = {name: n for name, n in catalog.manifest["splits"].items() if n["records"]}
     told = "; ".join(f"{k} {v['records']} of {v['patients']}" for k, v in counts.items())
     rows = [{"splits/name": name, "splits/url": SPLITS.get(name, "")} for name in counts]
-    return {
-        "@type": "cr:RecordSet",
-        "@id": "splits",
-        "name": "splits",
-        "description": f"Splits by patient. Records and patients: {told}.",
-        "dataType": "cr:Split",
-        "key": {"@id": "splits/name"},
-        "field": [
-            _field("splits/name", "sc:Text", "Name of the split."),
-            _field("splits/url", "sc:Text", "Its definition, where it has one."),
-        ],
-        "data": rows,
-    }
+    fields = [
+        _field("splits/name", "sc:Text", "Name of the split."),
+        _field("splits/url", "sc:Text", "Its definition, where it has one."),
+    ]
+    about = f"Splits by patient. Records and patients: {told}."
+    return _record_set("splits", about, "name", fields) | {"dataType": "cr:Split", "data": rows}
 
 
 def _classes(catalog: Catalog) -> dict[str, Any]:
-    names = catalog.card.classes
-    return {
-        "@type": "cr:RecordSet",
-        "@id": "classes",
-        "name": "classes",
-        "description": f"Classes in the order of targets ({catalog.task.kind}).",
-        "dataType": "sc:Enumeration",
-        "key": {"@id": "classes/index"},
-        "field": [
-            _field("classes/index", "sc:Integer", "Place of the class in a target."),
-            _field("classes/name", "sc:Text", "Name of the class."),
-        ],
-        "data": [{"classes/index": i, "classes/name": name} for i, name in enumerate(names)],
-    }
+    fields = [
+        _field("classes/index", "sc:Integer", "Place of the class in a target."),
+        _field("classes/name", "sc:Text", "Name of the class."),
+    ]
+    names = enumerate(catalog.card.classes)
+    rows = [{"classes/index": index, "classes/name": name} for index, name in names]
+    about = f"Classes in the order of targets ({catalog.task.kind})."
+    classes = _record_set("classes", about, "index", fields)
+    return classes | {"dataType": "sc:Enumeration", "data": rows}
 
 
 def _records(catalog: Catalog) -> dict[str, Any]:
@@ -167,13 +155,20 @@ def _records(catalog: Catalog) -> dict[str, Any]:
         else "One value per class (record set classes): 1, 0, or -1 for unknown.",
     }
     columns = [column for column in schema(catalog.card) if not pa.types.is_struct(column.type)]
+    fields = [_column(c, (described | ABOUT).get(c.name, f"{c.name}.")) for c in columns]
+    return _record_set("records", "Records with signal, target and patient.", "record_id", fields)
+
+
+def _record_set(
+    name: str, description: str, key: str, fields: list[dict[str, Any]]
+) -> dict[str, Any]:
     return {
         "@type": "cr:RecordSet",
-        "@id": "records",
-        "name": "records",
-        "description": "Records with signal, target and patient.",
-        "key": {"@id": "records/record_id"},
-        "field": [_column(c, (described | ABOUT).get(c.name, f"{c.name}.")) for c in columns],
+        "@id": name,
+        "name": name,
+        "description": description,
+        "key": {"@id": f"{name}/{key}"},
+        "field": fields,
     }
 
 

@@ -125,9 +125,8 @@ def _add_patients(guess: Guess, files: Sequence[str]) -> None:
     pattern, patients = likely
     guess.files["patient"], guess.private_names = {"pattern": pattern}, True
     guess.cautions.append(
-        f"patients are guessed from the names of files: {len(patients):,} in {len(files):,} files, "
-        f"such as {shown(patients[0])} in {shown(paths[0].rpartition('/')[2])}. Check the pattern "
-        "of patient in the card"
+        f"patients are guessed from the names of files: {len(patients):,} in {len(files):,} files. "
+        f"Check the pattern of patient in the card, {shown(pattern)}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -141,17 +141,19 @@ class Evaluation:
 
     def predict(self, asked: Asked) -> Path:
         """Write the predictions of a run for a catalog."""
-        table, where = _without_shared(self.compute(asked), asked), hardware(asked.worker.device)
-        shared = None if asked.shared is None else asked.shared.about
+        table, where, shared = self.compute(asked), hardware(asked.worker.device), asked.shared
+        if shared is not None and "record_id" not in table.column_names:
+            shared = replace(shared, excluded=False)  # which rows are theirs is not known
+        if shared is not None and shared.excluded:
+            table = _without(table, shared.records)
         about = (asked.run, asked.catalog, where, self.form, asked.also)
-        return write_predictions(table, *about, shared=shared)
+        stated = None if shared is None else shared.about
+        return write_predictions(table, *about, shared=stated)
 
 
-def _without_shared(table: pa.Table, asked: Asked) -> pa.Table:
-    """Predictions without the records that the source's training has, too."""
-    if asked.shared is None or not asked.shared.excluded or "record_id" not in table.column_names:
-        return table
-    kept = [name not in asked.shared.records for name in table["record_id"].to_pylist()]
+def _without(table: pa.Table, records: frozenset[str]) -> pa.Table:
+    """Predictions without those of some records."""
+    kept = [name not in records for name in table["record_id"].to_pylist()]
     return table if all(kept) else table.filter(kept)
 
 

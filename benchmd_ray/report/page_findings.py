@@ -188,7 +188,7 @@ def _of_result(frame: pd.DataFrame, row: Row, names: Iterable[str] = KEY) -> pd.
 
 
 def _others(contest: Contest) -> str:
-    """How many of the other rows cannot be told from the winner."""
+    """How many of the other rows are not distinguishable from the winner."""
     first, *ties = contest.best
     others = [name for name in contest.clean if name not in (first, *ties)]
     if len(others) < 2:

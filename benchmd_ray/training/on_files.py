@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from benchmd_ray.console.progress import progress
 from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.cards import DatasetCard, cards, dataset_card
 from benchmd_ray.data.loose import Loose, loose_files, read_loose
@@ -111,10 +113,14 @@ def predicted_files(
 def _read(
     model: Predicting, paths: Sequence[Path], files: Files | None
 ) -> Iterator[tuple[str, Loose]]:
-    for path in paths:
-        names = loose_files(path, model.signal)
-        for part in read_loose(path, names, model.signal, model.task, files):
-            yield str(path if path.is_file() else path / part.name), part
+    places = [(path, loose_files(path, model.signal)) for path in paths]
+    total, done = sum(len(names) for _, names in places), 0
+    with closing(progress("predicting", total, "files")) as display:
+        for path, names in places:
+            for part in read_loose(path, names, model.signal, model.task, files):
+                yield str(path if path.is_file() else path / part.name), part
+                done += 1
+                display.update(done)
 
 
 def _of_batch(

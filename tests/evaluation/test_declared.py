@@ -19,11 +19,16 @@ from benchmd_ray.data.cards import dataset_card, kind_of
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation import registry
-from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked, Evaluation
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked, Evaluation, Shared
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.tables import TABLES, declared
 from benchmd_ray.report.write import write_tables
-from benchmd_ray.runs.predictions import Form, predictions_path, write_predictions
+from benchmd_ray.runs.predictions import (
+    Form,
+    predictions_path,
+    shared_in,
+    write_predictions,
+)
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.settings.definition import Settings
@@ -168,6 +173,12 @@ def test_predictions_of_another_form_are_not_written(tmp_path, catalog):
     with pytest.raises(BenchmdError, match=r"made a table .*: it has no column depth"):
         replace(COUNTED, form=form).predict(Asked(tmp_path, catalog, Settings(), Worker()))
     assert not predictions_path(tmp_path, "messidor-2", "counted").exists()
+
+
+def test_predictions_without_records_do_not_claim_that_shared_ones_are_excluded(tmp_path, catalog):
+    shared = Shared("ptb-xl", frozenset({"r1"}), 1)
+    asked = Asked(tmp_path, catalog, Settings(), Worker(), shared=shared)
+    assert shared_in(COUNTED.predict(asked)).startswith("1 of 1 record scored though the training")
 
 
 def test_settings_of_a_search_are_evaluated_as_the_benchmark_it_began_with(
