@@ -19,7 +19,7 @@ from benchmd_ray.files.integrity import parsed_json
 
 MAX_BYTES, LONGEST = 16 * 2**20, 2_000
 """Largest Croissant file that is read, and the characters that are taken of a text in it."""
-VERSION = "http://mlcommons.org/croissant/1.0"
+CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 PARQUET = "application/x-parquet"
 LICENCES = {
     "CC BY 3.0": "https://creativecommons.org/licenses/by/3.0/",
@@ -81,7 +81,7 @@ def croissant(catalog: Catalog) -> dict[str, Any]:
     return {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
-        "conformsTo": VERSION,
+        "conformsTo": CONFORMS_TO,
         "name": catalog.dataset,
         "description": f"Catalog of {card.title or card.name} ({catalog.provenance} data) as "
         f"{catalog.modality} signals with labels, written by benchmd_ray. Splits follow the policy "
