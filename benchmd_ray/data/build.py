@@ -235,10 +235,9 @@ def _decisive(card: DatasetCard) -> dict[str, Any]:
 
 def _chosen_alike(catalog: Catalog, card: DatasetCard, choices: Choices) -> bool:
     """Whether a catalog was built with these choices, some of which change the card."""
-    stated = (catalog.manifest["policy"], catalog.options, catalog.held_out)
-    if binary.normal_names(catalog.card) != binary.normal_names(card):
-        return False
-    return stated == (choices.policy, dict(choices.options), choices.hold_out)
+    stated = (catalog.manifest["policy"], catalog.manifest["options"], catalog.held_out)
+    chosen = (choices.policy, dict(choices.options), choices.hold_out)
+    return stated == chosen and binary.normal_names(catalog.card) == binary.normal_names(card)
 
 
 def _changed_keys(before: DatasetCard, after: DatasetCard) -> list[str]:

@@ -383,6 +383,7 @@ def test_critical_difference_diagram_is_that_of_the_cells():
     assert "over 4 cells of 1 source" in images.caption
 
 
+@pytest.mark.slow
 def test_a_critical_difference_of_enough_sources_joins_what_is_not_shown_to_differ():
     parts = []
     for number in range(9):

@@ -107,6 +107,7 @@ def test_validation_is_scored_without_dropout(run, source, monkeypatch):
     assert reporter.column("validation_auroc")[-1] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["finetune", "knn", "linear"])
 def test_what_does_not_read_it_is_the_same_model(run, mode):
     chosen = [f"transfer.mode={mode}", "transfer.epochs=1", "transfer.solver=logistic"]
