@@ -95,7 +95,7 @@ DATA = FolderType(_location, file_okay=True)
 STORE = FolderType(_mirror)
 """For options and arguments that name a store or runs; for S3, the folder that mirrors it."""
 SMALL_START = "small"
-"""The start of a benchmark that ``--small`` names."""
+"""How the start of a benchmark that ``--small`` names ends."""
 RUNS = Path("runs")
 """The default store."""
 UPSTREAM = UpstreamType(_mirror)
@@ -329,7 +329,9 @@ def chosen(options: Mapping[str, Any], **more: Any) -> Choice:
     if options.get("small"):
         if options["start"]:
             raise click.UsageError("--small is a start: use it without --start.")
-        more["start"] = SMALL_START
+        starts = [start.name for start in benchmark(options["bench"]).starts]
+        smaller = [name for name in starts if name.endswith(SMALL_START)]
+        more["start"] = smaller[0] if smaller else SMALL_START
     return Choice(
         **{name: options[name] for name in names} | more,
         bench=benchmark(options["bench"]).name,

@@ -198,7 +198,8 @@ def predict(run: Path, files: tuple[Path, ...], out: Path, card: str) -> None:
     RUN is a finished transfer, an export or the folder of a search, whose models predict as one.
     Files are read and preprocessed as by a build. The CSV has a row for each record (for each scan
     if scans are scored) with its class and probabilities, and the verdict of the detector that
-    `benchmd guard` fitted, if any. Files that cannot be read are listed with the reason.
+    `benchmd guard` fitted, if any. Files that cannot be read are listed with the reason. Files with
+    a record in each row (`rows` in the card) need no class; IDs in a first column are kept.
 
     \b
     benchmd predict runs/transfer-… new/1.png new/2.png
@@ -221,7 +222,8 @@ def predict(run: Path, files: tuple[Path, ...], out: Path, card: str) -> None:
     if "verdict" in frame:
         parts.append(f"{int((frame['verdict'] == 'reject').sum()):,} rejected by the detector")
     if unread := int((~is_read).sum()):
-        parts.append(f"{count_of(unread, 'file')} not predicted")
+        unit = "row" if "row" in frame else "file"
+        parts.append(f"{count_of(unread, unit)} not predicted")
     echo(f"{count_of(int(is_read.sum()), 'record')}: {', '.join(parts)}")
     echo(f"written: {out}")
 

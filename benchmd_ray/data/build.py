@@ -229,8 +229,10 @@ def _finish(out: Location, manifest: dict[str, Any], require_alone: Callable[[],
 def _decisive(card: DatasetCard) -> dict[str, Any]:
     """Fields of a card that determine the content of its catalogs."""
     descriptive = {"title", "homepage", "access", "licence", "citation", "download", "notes"}
-    fields = asdict(card).items()
-    return {k: v for k, v in fields if k not in descriptive | {"expected", "layouts"}}
+    fields = asdict(card)
+    if fields["files"] is not None:
+        del fields["files"]["samples"]  # it is only checked
+    return {k: v for k, v in fields.items() if k not in descriptive | {"expected", "layouts"}}
 
 
 def _chosen_alike(catalog: Catalog, card: DatasetCard, choices: Choices) -> bool:

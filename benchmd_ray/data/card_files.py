@@ -55,6 +55,8 @@ class Files:
     """Without a table: what the folders say, the outermost first."""
     rows: Literal["", "label first", "label last"] = ""
     """Where each row of a file is a record: which column has its class. Splits are drawn."""
+    samples: int | None = None
+    """Values of each row without its class, by which new files without classes are understood."""
     suffixes: tuple[str, ...] = ()
     """Files that are looked at, by their suffixes; empty for all of the signal's formats. A folder
     of ``.dcm`` files is one volume."""
@@ -94,6 +96,8 @@ class Files:
         if self.rate is not None and self.rate < LOWEST_RATE:
             yield "rate", f"it is {self.rate:g} Hz, expected {LOWEST_RATE:g} Hz or more"
         paths = [("lists", name) for name in self.lists.values()]
+        if self.samples is not None and (not self.rows or self.samples < 1):
+            yield "samples", "expected the number of values in a row, and rows"
         if self.rows and (self.table or self.lists or self.split or self.splits):
             yield "rows", "records in rows have no table, split or lists: remove these"
         for key, name in (("table", self.table), ("folder", self.folder), *paths):

@@ -16,7 +16,7 @@ from typing import Any
 from benchmd_ray.data.any_table import parquet_columns, table_rows
 from benchmd_ray.data.apart import begin, serve
 from benchmd_ray.data.datasets.any_file import TEXT
-from benchmd_ray.data.datasets.record_rows import read_record_rows
+from benchmd_ray.data.datasets.record_rows import label_place, read_record_rows
 from benchmd_ray.data.guess_signal import KNOWN, Guess, add_signal, ending_of
 from benchmd_ray.data.name_patterns import guessed_pattern, named_in
 from benchmd_ray.data.plain_numbers import number_of
@@ -271,18 +271,22 @@ def _of_record_rows(folder: Path, files: list[str]) -> tuple[Guess, list[str]] |
     if in_folders or not files[0].lower().endswith(SAMPLES):
         return None
     for place in ("first", "last"):
+        stated = f"label {place}"
         try:
-            tables = [read_record_rows(folder / path, place) for path in files[:MOST_TABLES]]
+            tables = [
+                read_record_rows(folder / path, [label_place(stated)])
+                for path in files[:MOST_TABLES]
+            ]
         except RecordError:
             continue
         labels = [label for table in tables for label in table.labels]
         classes = sorted(set(labels))
-        columns = min(table.samples.shape[1] for table in tables)
+        columns = {table.samples.shape[1] for table in tables}
         few = 2 <= len(classes) <= min(MOST_CLASSES, len(labels) // 2)
-        if few and columns >= FEWEST_SAMPLES and all(map(_is_class, classes)):
-            stated = {"rows": f"label {place}"}
+        if few and min(columns) >= FEWEST_SAMPLES and all(map(_is_class, classes)):
+            facts = {"rows": stated} | ({"samples": min(columns)} if len(columns) == 1 else {})
             text = f"each row of a file is a record, with its class in the {place} column"
-            return Guess(stated, classes, guessed=[text]), files
+            return Guess(facts, classes, guessed=[text]), files
     return None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.data.datasets.any_file import ARRAYS, IMAGES, OVER_TIME, TIMES, VOLUMES
-from benchmd_ray.data.datasets.record_rows import read_record_rows
+from benchmd_ray.data.datasets.record_rows import label_place, read_record_rows
 from benchmd_ray.data.readers import edf, wfdb_header
 from benchmd_ray.data.readers.arrays import Array, read_array
 from benchmd_ray.data.readers.headers import microvolts
@@ -74,7 +74,7 @@ def add_signal(guess: Guess, files: Sequence[Path]) -> None:
             largest = max(max(pixels.shape[:2]) for pixels in pictures)
             guess.signal = _image_signal(guess, 1 if is_grey else 3, largest)
         elif "rows" in guess.files:
-            rows = read_record_rows(example, guess.files["rows"].removeprefix("label "))
+            rows = read_record_rows(example, [label_place(guess.files["rows"])])
             guess.signal = _time_signal(guess, [""], None, "1", rows.samples.shape[1])
         else:
             guess.signal = _time_signal(guess, *_over_time(example, end))

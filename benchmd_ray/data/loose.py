@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -39,12 +40,16 @@ class Loose:
     """Its records, with the columns of a catalog; None where it cannot be read."""
     reason: str = ""
     """Why it cannot."""
+    row: int | None = None
+    """Of the file, from 0, where each row is a record."""
+    row_id: str = ""
+    """What the file calls that row, if it has a column of IDs."""
 
 
-def loose_files(path: Path, signal: Signal) -> list[str]:
+def loose_files(path: Path, signal: Signal, stated: Sequence[str] = ()) -> list[str]:
     """Files of a signal's formats: the file itself, or all below a folder, relative to it.
 
-    A folder of DICOM files is one volume.
+    A folder of DICOM files is one volume. ``stated``: endings that a card names instead.
 
     Raises:
         BenchmdError: There is none.
@@ -53,7 +58,7 @@ def loose_files(path: Path, signal: Signal) -> list[str]:
         return [path.name]
     if not path.is_dir():
         raise BenchmdError(f"{path} does not exist: name a catalog, a file or a folder of files.")
-    ends = suffixes(signal)
+    ends = tuple(stated) or suffixes(signal)
     paths: list[str] = []
     for folder, names in walk(path, *(f"*{end}" for end in ends)):
         series = is_volume(signal) and all(name.lower().endswith(".dcm") for name in names)
@@ -100,34 +105,45 @@ def read_loose(
     """
     modality = Modality(NAME, signal, task, 1)
     usual = files or Files()
-    if usual.rows:
-        raise BenchmdError(
-            "files with a record in each row are not predicted: give their signals to "
-            "classifier(run).predict in Python."
-        )
     usual = replace(usual, rate=usual.rate or signal.rate)
     card = DatasetCard(NAME, modality, files=usual)
     root = path.parent if path.is_file() else path
     for name in names:
-        yield _read(root, name, card)
+        item = RawItem(name, name, name, "heldout", metadata={"held_out": NAME})
+        yield from read_items(root, [item], card)
 
 
-def _read(root: Path, name: str, card: DatasetCard) -> Loose:
-    item = RawItem(name, name, name, "heldout", metadata={"held_out": NAME})
-    request = as_request(card, item.split, str(root.resolve()), [item])
+def read_items(root: Path, items: Sequence[RawItem], card: DatasetCard) -> Iterator[Loose]:
+    """Read items of one file, each to what it gave; see `read_loose`."""
+    request = as_request(card, items[0].split, str(root.resolve()), items)
+    fault = "the process that reads it was ended from outside"
     for attempt in range(TRIES):
         try:
             head, data = PROCESS.call(request)
         except Died as died:
             if died.outside or attempt < TRIES - 1:
                 continue
-            return Loose(name, None, f"it {died.how}")
+            fault = f"it {died.how}"
+            break
         if "error" in head:
             raise BenchmdError(head["error"])
         if "fault" in head:
-            return Loose(name, None, head["fault"])
-        if head["quarantined"]:
-            return Loose(name, None, str(head["quarantined"][0][1]["reason"]))
-        table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-        return Loose(name, table, "" if len(table) else "; ".join(head["excluded"]))
-    return Loose(name, None, "the process that reads it was ended from outside")
+            fault = head["fault"]
+            break
+        yield from _by_item(items, head, pa.ipc.open_stream(pa.py_buffer(data)).read_all())
+        return
+    yield from (Loose(item.path, None, fault, item.details.get("row")) for item in items)
+
+
+def _by_item(items: Sequence[RawItem], head: dict[str, Any], table: pa.Table) -> Iterator[Loose]:
+    faults = {place: str(entry["reason"]) for place, entry in head["quarantined"]}
+    rows: dict[str, list[int]] = {item.record_id: [] for item in items}
+    for at, record in enumerate(table["record_id"].to_pylist()):
+        rows[record if record in rows else record.rpartition("-")[0]].append(at)
+    for place, item in enumerate(items):
+        row = item.details.get("row")
+        if place in faults:
+            yield Loose(item.path, None, faults[place], row)
+            continue
+        own = table.take(rows[item.record_id])
+        yield Loose(item.path, own, "" if len(own) else "; ".join(head["excluded"]), row)

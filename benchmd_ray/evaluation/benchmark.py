@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ Key = tuple[str, str, str]
 """A published result: dataset, transfer setting, technique."""
 RESERVED = ("start", "tuned", "tuned ensemble", "start ensemble", "custom", "shuffled", "published")
 """Protocol names that no start may have."""
+SOLVED = ("linear", "logistic")
+"""Mode and solver of a transfer whose head is solved, not trained by steps."""
 
 
 def _called(
@@ -53,6 +55,19 @@ def _guard(declared: object, what: str, expected: Mapping[str, Any]) -> None:
         if work is not None:
             guarded = partial(_called, f"{what}: {name}", kind, work)
             object.__setattr__(declared, name, guarded)
+
+
+def _of_technique(protocol: Settings, technique: str, run_settings: Settings) -> Settings:
+    """A protocol with the encoder and the solver that a technique brings along, if any."""
+    from benchmd_ray.ssl import BASELINES, HUB, NAMED, with_solver
+    from benchmd_ray.ssl.brought import own_encoder
+
+    if technique.startswith((HUB, NAMED)):  # its card or folder decides, not the user
+        return replace(protocol, encoder=run_settings.encoder)
+    encoder = own_encoder(technique)
+    if technique in BASELINES:
+        protocol = with_solver(protocol, technique)
+    return protocol if encoder is None else replace(protocol, encoder=encoder)
 
 
 def no_variants(kind: Modality) -> tuple[str, ...]:
@@ -95,12 +110,23 @@ class Start:
         _guard(self, f"the start {self.name}", expected)
 
     def followed(self, kind: Modality, technique: str, settings: Mapping[str, Any]) -> bool:
-        """Whether a run with these settings, by part, follows the protocol."""
+        """Whether a run with these settings, by part, follows the protocol.
+
+        The encoder and the solver of techniques that have their own are part of it. Of a transfer
+        that trains nothing by steps, only the settings that are stated count.
+        """
         run_settings = updated(Settings(), settings)
         protocol = self.like(kind, technique, run_settings)
-        return protocol is not None and all(
-            as_dict(protocol)[p] == as_dict(run_settings)[p] for p in settings
-        )
+        if protocol is None:
+            return False
+        expected = as_dict(_of_technique(protocol, technique, run_settings))
+        actual, transfer = as_dict(run_settings), run_settings.transfer
+        untrained = transfer.mode == "knn" or (transfer.mode, transfer.solver) == SOLVED
+        for part, stated in settings.items():
+            names = stated if untrained and part == "transfer" else expected[part]
+            if any(expected[part][name] != actual[part][name] for name in names):
+                return False
+        return True
 
 
 @dataclass(frozen=True)

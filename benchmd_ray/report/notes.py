@@ -62,9 +62,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         f"{s.name}: {s.note}" for s in starts().values() if s.note and s.name in set(protocols)
     ]
     if (protocols == "custom").any():
-        lines.append(
-            "custom: settings other than the fixed protocol's; not comparable with the paper."
-        )
+        lines.append("custom: settings that the user changed; not comparable with the paper.")
     if (protocols == TUNED).any():
         lines.append("tuned: settings that a search found; not comparable with the paper.")
     if (protocols == START).any():

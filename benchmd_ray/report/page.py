@@ -339,8 +339,8 @@ WORDS: tuple[tuple[str, str], ...] = (
         "protocol",
         "{starts} "
         "tuned: those that a search found. start: fold models of what it started from. tuned "
-        "ensemble, start ensemble: averages of fold models. custom: others. shuffled: trained on "
-        "shuffled labels, a sanity check.",
+        "ensemble, start ensemble: averages of fold models. custom: with changed settings. "
+        "shuffled: trained on shuffled labels, a sanity check.",
     ),
     (
         "records, patients, positives",

@@ -306,6 +306,10 @@ def _description(
         decisive.append(settings_among(pretrained.description["determinants"]))
     elsewhere = {entry["catalog"] for entry in about.get("pretrained_on", ())} - {source.digest}
     follows = "fold" not in about and (about["kind"] == "pretrain" or not elsewhere)
+    protocol = protocol_of(source.card.modality, about["technique"], *decisive) if follows else ""
+    if follows and not protocol:  # it may differ only in what has no effect
+        decisive[0] = settings_among(determinants)
+        protocol = protocol_of(source.card.modality, about["technique"], *decisive)
     # The run may be evaluated on another machine, so the device is only recorded in the history.
     device = everything["execution"]["device"]
     everything["execution"]["device"] = "auto"
@@ -320,9 +324,7 @@ def _description(
         "options": source.options,
         "policy": source.manifest["policy"],
         "seed": settings.seed,
-        "protocol": protocol_of(source.card.modality, about["technique"], *decisive)
-        if follows
-        else "",
+        "protocol": protocol,
         "settings": everything,
         "determinants": determinants,
         "versions": package_versions(),

@@ -19,7 +19,7 @@ from benchmd_ray.runs.places import backing_of
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.cost import labelled_rows
 from benchmd_ray.service.datasets import PlannedDataset
-from benchmd_ray.service.dry_run import DryRun, size
+from benchmd_ray.service.dry_run import DryRun, device_hours, size
 from benchmd_ray.service.families import Tuning, family_choice, family_stage
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.searches import (
@@ -273,7 +273,7 @@ def _search_seconds(search: _Search) -> tuple[float, float, int | None]:
 
 
 def _after(search: _Search) -> tuple[float, float]:
-    """Wall-clock seconds and device hours of the runs of start and choice.
+    """Wall-clock seconds and hours of the search's device of the runs of start and choice.
 
     One fold model of each is trained again, and all are scored; the choice is assumed to be of the
     cheapest other family. With ``single``, they are also trained on all labels with each seed.
@@ -285,5 +285,5 @@ def _after(search: _Search) -> tuple[float, float]:
         scoring = [i for i in runs if not i.step.makes_run]
         items += [*(runs * (1 + on_all_labels)), *(scoring * (FOLDS - 1))]
     named = [replace(item, name=f"{n}", after=None) for n, item in enumerate(items)]
-    busy = sum(item.seconds * (item.gpus or item.cpus) for item in named)
-    return simulate(named, search.resources).seconds, busy / 3600
+    device = "GPU" if search.place.gpus else "CPU"
+    return simulate(named, search.resources).seconds, device_hours(named, device)

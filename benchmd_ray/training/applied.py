@@ -207,6 +207,8 @@ class SignalClassifier(Applied):
             probability of 0.5 or more) and a column ``p: CLASS`` for each class. If a detector was
             fitted to the model (`benchmd guard`) also its ``verdict`` (accept, reject,
             unreadable), ``score`` and ``threshold``. ``reason`` says why a file is not predicted.
+            Of files with a record in each row (a card with ``rows``) also the ``row``, from 0
+            without the header, and its ``id`` if a first column has one.
 
         Raises:
             BenchmdError: A path does not exist, a folder has no file of the signal's formats, or
@@ -214,9 +216,9 @@ class SignalClassifier(Applied):
         """
         several = [paths] if isinstance(paths, str | Path) else paths
         places = [Path(path) for path in several]
-        files = reading_of(self.folder, self, card, say)
+        reading = reading_of(self.folder, self, card, say)
         merged = dataset_card(card) if card else None
-        return predicted_files(self, places, files, card=merged, screen=self.screen)
+        return predicted_files(self, places, reading, card=merged, screen=self.screen)
 
     def predict(
         self,

@@ -13,9 +13,9 @@ import pandas as pd
 import pyarrow as pa
 
 from benchmd_ray.console.progress import progress
-from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.cards import DatasetCard, cards, dataset_card
 from benchmd_ray.data.loose import Loose, loose_files, read_loose
+from benchmd_ray.data.loose_rows import read_loose_rows
 from benchmd_ray.data.records import decode_signals
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.integrity import read_hashed_json
@@ -52,8 +52,10 @@ class Predicting(Protocol):
         """Probabilities of records."""
 
 
-def reading_of(folder: Path, model: Predicting, card: str, say: Callable[[str], None]) -> Any:
-    """How the files of a card are read, by default the source's; None: as its format is usual.
+def reading_of(
+    folder: Path, model: Predicting, card: str, say: Callable[[str], None]
+) -> DatasetCard | None:
+    """The card that says how files are read, by default the source's; None: as is usual.
 
     Raises:
         BenchmdError: The card that was named is unknown, or of another signal.
@@ -63,7 +65,7 @@ def reading_of(folder: Path, model: Predicting, card: str, say: Callable[[str], 
     if found is None:
         say(
             f"the card of {name} is not here (--cards): files are read without its rate, channels, "
-            "key and cut"
+            "key, rows and cut"
         )
         return None
     if found.signal != model.signal:
@@ -76,7 +78,7 @@ def reading_of(folder: Path, model: Predicting, card: str, say: Callable[[str], 
             f"builds read {name} by code of its own; here the general readers read files of that "
             "format. Compare some predictions with those of the run"
         )
-    return found.files
+    return found
 
 
 def _source(folder: Path) -> str:
@@ -90,7 +92,7 @@ def _source(folder: Path) -> str:
 def predicted_files(
     model: Predicting,
     paths: Sequence[Path],
-    files: Files | None,
+    reading: DatasetCard | None,
     *,
     card: DatasetCard | None,
     screen: Screen | None,
@@ -99,28 +101,34 @@ def predicted_files(
     classes = card.classes if card is not None else model.classes
     rows: list[dict[str, Any]] = []
     waiting: list[tuple[str, Loose]] = []
-    for named in _read(model, paths, files):
+    for named in _read(model, paths, reading):
         waiting.append(named)
         if sum(len(part.table or ()) for _, part in waiting) >= model.batch:
             rows += _of_batch(model, waiting, card, screen)
             waiting = []
     rows += _of_batch(model, waiting, card, screen)
-    columns = ["file", "record", "class", *(f"{PROBABILITY}{name}" for name in classes)]
+    placed = [name for name in ("row", "id") if any(name in row for row in rows)]
+    columns = ["file", *placed, "record", "class", *(f"{PROBABILITY}{name}" for name in classes)]
     columns += ["verdict", "score", "threshold"] if screen is not None else []
     return pd.DataFrame(rows, columns=[*columns, "reason"])
 
 
 def _read(
-    model: Predicting, paths: Sequence[Path], files: Files | None
+    model: Predicting, paths: Sequence[Path], reading: DatasetCard | None
 ) -> Iterator[tuple[str, Loose]]:
-    places = [(path, loose_files(path, model.signal)) for path in paths]
-    total, done = sum(len(names) for _, names in places), 0
-    with closing(progress("predicting", total, "files")) as display:
-        for path, names in places:
-            for part in read_loose(path, names, model.signal, model.task, files):
-                yield str(path if path.is_file() else path / part.name), part
-                done += 1
-                display.update(done)
+    files = None if reading is None else reading.files
+    endings = () if files is None else files.suffixes
+    names = [(path, name) for path in paths for name in loose_files(path, model.signal, endings)]
+    with closing(progress("predicting", len(names), "files")) as display:
+        for done, (path, name) in enumerate(names, 1):
+            shown_name = str(path if path.is_file() else path / name)
+            if reading is not None and files is not None and files.rows:
+                parts = read_loose_rows(path, name, model.signal, model.task, reading)
+            else:
+                parts = read_loose(path, [name], model.signal, model.task, files)
+            for part in parts:
+                yield shown_name, part
+            display.update(done)
 
 
 def _of_batch(
@@ -136,10 +144,13 @@ def _of_batch(
     rows: list[dict[str, Any]] = []
     start = 0
     for name, part in batch:
+        origin: dict[str, Any] = {"file": name}
+        origin |= {} if part.row is None else {"row": part.row}
+        origin |= {"id": part.row_id} if part.row_id else {}
         if part.table is None or not len(part.table):
             reason = part.reason or "it holds no record"
             unread = {"verdict": "unreadable"} if screen is not None else {}
-            rows.append({"file": name, "reason": reason} | unread)
+            rows.append(origin | {"reason": reason} | unread)
             continue
         unit_names = part.table["unit_id"].to_pylist()
         units, place = Units(unit_names), slice(start, start := start + len(part.table))
@@ -153,7 +164,7 @@ def _of_batch(
                 for score in highest
             ]
         for first, values, verdict in zip(units.first, scores, verdicts, strict=True):
-            row = {"file": name, "record": unit_names[first], "reason": ""}
+            row = origin | {"record": unit_names[first], "reason": ""}
             rows.append(row | _named(values, model, card) | verdict)
     return rows
 

@@ -9,11 +9,12 @@ from dataclasses import astuple, dataclass
 
 from benchmd_ray.cluster.telemetry import gauge
 from benchmd_ray.console.progress import Display
-from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.tuning.ladder import ENOUGH, RUNGS
+from benchmd_ray.errors import BenchmdError, count_of, shown
+from benchmd_ray.tuning.ladder import ENOUGH, RUNGS, START
 from benchmd_ray.tuning.parameters import MOST_TRIALS
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial_log import Job
+from benchmd_ray.tuning.trials import Trial
 
 RESTARTS = 3
 """Restarts of a job whose process was lost, by Ray Tune; lost to preemption, they do not count."""
@@ -89,6 +90,18 @@ class Place:
         return self.gpus or self.cpus
 
 
+def chosen_so_far(best: Trial, start: Trial) -> str:
+    """What a search would choose now.
+
+    Scores move as harder folds are scored, also the start's; the difference is on the same ones.
+    """
+    score = f"{best.score:.3f} over {count_of(len(best.evaluations), 'evaluation')}"
+    if best.number == START:
+        return f"chosen so far: the start, {best.family}, {score}"
+    margin = best.score - start.score
+    return f"chosen so far: trial {best.number}, {best.family}, {score}, {margin:+.3f} vs the start"
+
+
 class Limits:
     """Decides when a search ends and what it starts next."""
 
@@ -137,10 +150,7 @@ class Limits:
         parts = ["exploring" if self.exploring else "climbing", f"{len(self.running)} running"]
         parts += [f"{ended['stopped']} stopped early", f"{ended['failed']} failed"]
         if (best := self.study.best()) is not None:
-            parts.append(
-                f"best {best.score:.3f} (trial {best.number}, {best.family}, "
-                f"evaluations: {len(best.evaluations)})"
-            )
+            parts.append(chosen_so_far(best, trials[START]))
         self.text, self.ended = ", ".join(parts), sum(ended.values())
         for state, number in (ended | {"running": len(self.running)}).items():
             gauge("benchmd_search_trials", number, state=state)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 from stores import make_pretraining, make_transfer
 
-from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
+from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings, small_assignments
 from benchmd_ray.data.cards import kind_of
+from benchmd_ray.evaluation.registry import benchmark, protocol_of, starts
+from benchmd_ray.models.encoder_cards import encoder_cards
 from benchmd_ray.report.protocols import base_protocol, pretraining_of
+from benchmd_ray.service.choice import Choice, technique_settings, with_setting
 from benchmd_ray.settings.definition import as_dict, updated
+from benchmd_ray.ssl.brought import misfit
 
 FASTER = {"transfer": {"optimiser": {"lr": 1e-3}}}
 LONGER = {"pretrain": {"steps": 200_000}}
@@ -73,3 +77,67 @@ def test_a_protocol_that_a_run_states_and_its_settings_deny_is_not_believed(stor
     upstream = make_pretraining(store, "mae", changes=LONGER, fixed=True)
     assert protocol(make_transfer(store, changes=FASTER, fixed=True)) == "custom"
     assert protocol(make_transfer(store, "mae", upstream=upstream, fixed=True)) == "custom"
+
+
+def described(start, technique, setting, *changes, kind=None, bench="benchmd"):
+    """The protocol of a run with the settings of a start; what it states, and what is read back."""
+    kind = kind or kind_of("ptb-xl")
+    choice = Choice(bench=bench, start=start, assignments=changes)
+    settings = as_dict(with_setting(technique_settings(choice, kind, technique)[0], setting))
+    stated = {name: settings[name] for name in ("encoder", "transfer")}
+    upstream = {"encoder": settings["encoder"]}
+    reads = ("mode", "labels", "shuffle_labels", "solver")
+    if technique == "random-kernels":
+        stated_in_run = stated | {"transfer": {name: stated["transfer"][name] for name in reads}}
+    else:
+        stated_in_run = stated
+    name = protocol_of(kind, technique, stated, upstream)
+    return name, starts()[start or "fixed"].followed(kind, technique, stated_in_run)
+
+
+@pytest.mark.parametrize("start", ["fixed", "small"])
+@pytest.mark.parametrize("technique", ["random-kernels", "published"])
+def test_techniques_with_an_encoder_of_their_own_follow_the_start(start, technique):
+    technique = technique if technique == "random-kernels" else published()
+    kind = kind_of("ptb-xl") if technique == "random-kernels" else kind_of("bcn20000")
+    assert described(start, technique, "linear", kind=kind) == (start, True)
+    changed = described(start, technique, "linear", "transfer.shuffle_labels=true", kind=kind)
+    assert changed == ("", False)
+    if technique == "random-kernels":
+        solver = described(start, technique, "linear", "transfer.solver=adamw", kind=kind)
+        assert solver == ("", False)
+
+
+def published():
+    """A published encoder of pictures."""
+    cards = encoder_cards().sound
+    fitting = (name for name in cards if not misfit(f"encoder:{name}", kind_of("bcn20000").signal))
+    return f"encoder:{next(fitting)}"
+
+
+def test_nearest_neighbours_of_a_small_start_are_read_back_as_small():
+    kind = kind_of("ptb-xl")
+    settings = technique_settings(Choice(start="small"), kind, "mae")[0]
+    settings = as_dict(with_setting(settings, "knn"))
+    read = ("mode", "labels", "neighbours", "shuffle_labels", "normalisation")
+    run = {"encoder": settings["encoder"]}
+    whole = run | {"transfer": settings["transfer"]}
+    stated = run | {"transfer": {name: settings["transfer"][name] for name in read}}
+    assert protocol_of(kind, "mae", whole) == "small"
+    assert starts()["small"].followed(kind, "mae", stated)
+    other = stated | {"transfer": stated["transfer"] | {"neighbours": 3}}
+    assert not starts()["small"].followed(kind, "mae", other)
+
+
+@pytest.mark.parametrize("dataset", ["breastmnist", "nodulemnist3d"])
+def test_small_baselines_of_medmnist_have_a_name(dataset):
+    kind = kind_of(dataset)
+    begun = technique_settings(
+        Choice(bench="medmnist", assignments=small_assignments(kind)), kind, "scratch"
+    )[0]
+    start, _ = benchmark("medmnist").start_named("baseline-small", kind)
+    assert start.settings(kind, "scratch", "") == begun
+    stated = {name: as_dict(begun)[name] for name in ("encoder", "transfer")}
+    assert protocol_of(kind, "scratch", stated) == "baseline-small"
+    longer = as_dict(updated(begun, {"transfer": {"epochs": 3}}))
+    assert not protocol_of(kind, "scratch", {name: longer[name] for name in stated})

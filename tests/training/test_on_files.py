@@ -10,6 +10,7 @@ from PIL import Image
 from small_runs import SMALL
 
 import benchmd_ray
+import benchmd_ray.data.cards as cards_module
 from benchmd_ray.benchmarks.ood import guard
 from benchmd_ray.cli import main
 from benchmd_ray.data.batches import Worker
@@ -107,3 +108,104 @@ def test_files_and_cards_that_do_not_fit_are_refused(made, tmp_path):
         model.predict_files(raw, card="ptb-xl")
     with pytest.raises(BenchmdError, match=r"unknown dataset 'shade'. Did you mean 'shades'"):
         model.predict_files(raw, card="shade")
+
+
+PLACES = {"first": 0, "last": -1}
+SAMPLES = 50
+
+
+def rows_text(samples, *, labels=None, place="last", ids=None, header=""):
+    """A CSV of records in rows, with a column of labels and one of IDs where these are given."""
+    lines = [header] if header else []
+    for number, values in enumerate(samples):
+        cells = [repr(float(value)) for value in values]
+        if labels is not None:
+            cells.insert(len(cells) if place == "last" else 0, labels[number])
+        if ids is not None:
+            cells.insert(0, ids[number])
+        lines.append(",".join(cells))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(params=["first", "last"])
+def beats(request, tmp_path, monkeypatch, build_here):
+    """A run on a file with a record in each row, whose signal is longer than these."""
+    place, rng = request.param, np.random.default_rng(0)
+    labels = [CLASSES[number % 2] for number in range(80)]
+    samples = rng.normal(size=(80, SAMPLES)) + np.linspace(0, 3, SAMPLES)
+    samples[1::2] *= -1
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "beats.csv").write_text(rows_text(samples, labels=labels, place=place))
+    new_card("beats", raw, tmp_path / "cards")
+    monkeypatch.setenv(CARDS, str(tmp_path / "cards"))
+    catalog = build_here("beats", raw, tmp_path / "catalog", allow_missing=False)
+    run = benchmd_ray.transfer(catalog.path, tmp_path / "runs", settings=SMALL)
+    table = read_predictions(predictions_path(run.folder, "beats", "classification")).table
+    frame = table.to_pandas()
+    scores = dict(zip(frame["record_id"], frame["scores"], strict=True))
+    rows = [int(name.rpartition("/")[2]) for name in scores]
+    return run, place, samples[rows], [labels[row] for row in rows], np.stack([*scores.values()])
+
+
+def test_rows_are_predicted_as_records_of_the_catalog(beats, tmp_path):
+    run, place, samples, labels, expected = beats
+    model, path = benchmd_ray.classifier(run), tmp_path / "new.csv"
+    ids = [f"case-{number}" for number in range(len(samples))]
+    numbers = [str(number) for number in range(7, 7 + len(samples))]
+    names = [f"t{number}" for number in range(SAMPLES)]
+    named = ",".join(["id", *names])
+    for text, written in (
+        (rows_text(samples, labels=labels, place=place), None),
+        (rows_text(samples, labels=["?"] * len(labels), place=place), None),
+        (rows_text(samples), None),
+        (rows_text(samples, header=",".join(names)), None),
+        (rows_text(samples, ids=ids), ids),
+        (rows_text(samples, ids=numbers, header=named), numbers),
+        (rows_text(samples, ids=ids, labels=labels, place=place), ids),
+    ):
+        path.write_text(text)
+        frame = model.predict_files(path, card="beats")
+        np.testing.assert_allclose(
+            frame[[f"p: {name}" for name in CLASSES]], expected, atol=1e-5, err_msg=text[:80]
+        )
+        assert list(frame["row"]) == list(range(len(samples)))
+        assert list(frame["record"]) == [f"new.csv/{row:06}" for row in range(len(samples))]
+        assert (list(frame["id"]) if written else "id" not in frame) == (written or True)
+
+
+def test_rows_that_cannot_be_predicted(beats, tmp_path, build_here):
+    run, place, samples, *_ = beats
+    path, out = tmp_path / "new.csv", tmp_path / "out.csv"
+    constant = samples.copy()
+    constant[2] = 1
+    path.write_text(rows_text(constant))
+    arguments = list(map(str, ["predict", run.folder, path, "--out", out]))
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert f"{len(samples) - 1} records: " in done.output
+    assert "1 row not predicted" in done.output
+    written = pd.read_csv(out)
+    assert written["reason"][2] == "every channel is constant; expected a signal"
+    assert list(written["row"]) == list(range(len(samples)))
+
+    model = benchmd_ray.classifier(run)
+    short = f"new.csv cannot be predicted: its rows have 47 values, expected the {SAMPLES} samples"
+    for text, message in (
+        (rows_text(samples[:, :47]), short),
+        (rows_text(np.c_[samples, samples[:, 0]]), f"the {place} column has values that are no"),
+        (rows_text(samples) + "1,2,3\n", f"line {len(samples) + 1} has 3 values, the first 50"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BenchmdError, match=message):
+            model.predict_files(path)
+    card = tmp_path / "cards" / "beats.yaml"
+    card.write_text(card.read_text().replace("samples: 50", "samples: 49"))
+    cards_module._read_all.cache_clear()
+    with pytest.raises(BenchmdError, match="its rows have 50 values and the label, expected 49"):
+        build_here("beats", tmp_path / "raw", tmp_path / "other", allow_missing=False)
+    card.write_text(card.read_text().replace("samples: 49", ""))
+    cards_module._read_all.cache_clear()
+    path.write_text(rows_text(samples[:, :47]))
+    with pytest.raises(BenchmdError, match="If records of beats have N values, write `samples: N`"):
+        model.predict_files(path)

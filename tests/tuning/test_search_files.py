@@ -23,7 +23,7 @@ from benchmd_ray.settings.definition import (
 from benchmd_ray.ssl.brought import own_encoder
 from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.ladder import chosen
-from benchmd_ray.tuning.limits import Budget, Limits, Place
+from benchmd_ray.tuning.limits import Budget, Limits, Place, chosen_so_far
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.parameters import MOST_TRIALS, nested
 from benchmd_ray.tuning.records import FORMAT, read_search
@@ -451,7 +451,7 @@ def test_the_budget_divides_and_ends_a_search(make, budget, explores, spent):
     assert halted.out_of_time
 
 
-def test_progress_names_the_best_trial(make):
+def test_progress_names_the_trial_that_would_be_chosen(make):
     _, study, _ = make()
     fill(study)
     limits = Limits(study, Budget(), Place(DEVICES, 0.0, 1), lambda: False, Display())
@@ -459,6 +459,10 @@ def test_progress_names_the_best_trial(make):
     limits.look()
     assert limits.text == (
         "exploring, 2 running, 1 stopped early, 1 failed, "
-        f"best 0.750 (trial 1, {MAE}, evaluations: 1)"
+        f"chosen so far: trial 1, {MAE}, 0.750 over 1 evaluation, +0.125 vs the start"
+    )
+    start = study.trials()[0]
+    assert chosen_so_far(start, start) == (
+        f"chosen so far: the start, {MAE}, 0.625 over 1 evaluation"
     )
     assert limits.ended == 5

@@ -6,7 +6,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmd_ray.benchmarks.medmnist.recipes import like, start_settings, variants
+from benchmd_ray.benchmarks.medmnist.recipes import (
+    like,
+    like_small,
+    small_settings,
+    start_settings,
+    variants,
+)
 from benchmd_ray.data.medmnist_cards import COLLECTION, IMAGE_GROUPS
 from benchmd_ray.evaluation.benchmark import Benchmark, Start
 from benchmd_ray.modality.modalities import Modality
@@ -47,6 +53,16 @@ BENCHMARK = Benchmark(
             technique="scratch",
             setting="finetune-full",
             note="the recipe of MedMNIST's baselines; `benchmd medmnist report` compares.",
+        ),
+        Start(
+            "baseline-small",
+            "narrow networks of that recipe, trained for minutes (--small)",
+            small_settings,
+            like_small,
+            technique="scratch",
+            setting="finetune-full",
+            note="narrow networks of MedMNIST's recipe, trained briefly to try things out; not its "
+            "baselines.",
         ),
     ),
     space=_space,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.benchmarks.medmnist.recipes import baseline_settings
+from benchmd_ray.benchmarks.medmnist.recipes import baseline_settings, small_assignments
 from benchmd_ray.data.build import build
 from benchmd_ray.data.cards import DatasetCard, cards
 from benchmd_ray.data.catalog import Catalog
@@ -15,23 +15,11 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.service.choice import Choice, technique_settings
 from benchmd_ray.service.families import Tuning, space_of
-from benchmd_ray.settings.definition import ENCODERS
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.portfolio import read_portfolio
 from benchmd_ray.tuning.spaces import starting_at
-
-SMALL = {
-    2: ("encoder.options.width=16", "transfer.epochs=20"),
-    3: ("encoder.options.width=8", "encoder.options.resize=14", "transfer.epochs=10"),
-}
-"""What makes a baseline small enough for minutes on two cores, by the images' dimensions."""
-SMALL_TRANSFORMER = tuple(
-    f"encoder.{name}={getattr(ENCODERS['small'], name)}"
-    for name in ("width", "depth", "heads", "mlp")
-)
-"""The same for the transformer that is searched next to it."""
 
 
 def built(
@@ -128,10 +116,9 @@ def file_tuning(
     **limits: Any,
 ) -> Tuning:
     """A search on a dataset from a baseline or the usual one (empty), over all families."""
-    dimensions = len(card.signal.axes) - 1
     if small and space is None:
         space = Path(__file__).with_name("small.yaml")
-    reductions = (*SMALL[dimensions], *SMALL_TRANSFORMER) if small else ()
+    reductions = small_assignments(card.modality) if small else ()
     choice = Choice(
         catalogs=() if folder is None else (folder / card.name,),
         datasets=(card.name,),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmd_ray.data.medmnist_cards import IMAGE_GROUPS
 from benchmd_ray.errors import unknown_name
 from benchmd_ray.modality.modalities import Modality
-from benchmd_ray.settings.definition import Settings, updated
+from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 
 BASELINES = tuple(
     f"resnet{layers}{kind}" for kind in ("", "-2.5d", "-3d", "-acs") for layers in (18, 50)
@@ -77,3 +79,43 @@ def like(modality: Modality, technique: str, settings: Settings) -> Settings | N
     if technique != "scratch":
         return None
     return medmnist_settings(modality, encoder.network, int(encoder.options.get("resize", 0)))
+
+
+SMALL: dict[int, dict[str, Any]] = {
+    3: {"encoder": {"options": {"width": 16}}, "transfer": {"epochs": 20}},
+    4: {"encoder": {"options": {"width": 8, "resize": 14}}, "transfer": {"epochs": 10}},
+}
+"""What makes a baseline small enough for minutes on two cores, by the axes of its signals."""
+SMALL_TRANSFORMER = {
+    name: getattr(ENCODERS["small"], name) for name in ("width", "depth", "heads", "mlp")
+}
+"""The same for the transformer that is searched next to it."""
+
+
+def small_assignments(modality: Modality) -> tuple[str, ...]:
+    """The settings of a small baseline, as assignments."""
+    changes = SMALL[len(modality.signal.axes)]
+    return (
+        *(
+            f"encoder.options.{name}={value}"
+            for name, value in changes["encoder"]["options"].items()
+        ),
+        f"transfer.epochs={changes['transfer']['epochs']}",
+        *(f"encoder.{name}={value}" for name, value in SMALL_TRANSFORMER.items()),
+    )
+
+
+def small_settings(modality: Modality, technique: str, variant: str) -> Settings:
+    """The usual baseline made small."""
+    return _reduced(modality, start_settings(modality, technique, ""))
+
+
+def like_small(modality: Modality, technique: str, settings: Settings) -> Settings | None:
+    """The small recipe for the network and image size of a run on a dataset of MedMNIST."""
+    protocol = like(modality, technique, settings)
+    return None if protocol is None else _reduced(modality, protocol)
+
+
+def _reduced(modality: Modality, settings: Settings) -> Settings:
+    smaller = updated(settings, {"encoder": SMALL_TRANSFORMER})
+    return updated(smaller, SMALL[len(modality.signal.axes)])

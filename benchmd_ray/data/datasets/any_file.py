@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from benchmd_ray.data.card_files import Files
-from benchmd_ray.data.datasets.record_rows import read_record_rows, without_blanks
+from benchmd_ray.data.datasets.record_rows import label_place, read_record_rows, without_blanks
 from benchmd_ray.data.readers.arrays import Array, read_array
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.readers.dicom import open_dicom, pixels, read_dicom, rescaled, unusual
@@ -130,9 +130,16 @@ def read_file(
     return parts
 
 
-def read_row(path: Path, row: int, signal: Signal, files: Files) -> list[FilePart]:
-    """What one row of a file with a record in each gives, see `record_rows`."""
-    samples = read_record_rows(path, files.rows.removeprefix("label ")).samples[row]
+def read_row(
+    path: Path, details: Mapping[str, Any], signal: Signal, files: Files
+) -> list[FilePart]:
+    """What one row of a file with a record in each gives, see `record_rows`.
+
+    ``details`` has the ``row`` and, unless these are as the card says, the ``texts``: columns that
+    are not samples.
+    """
+    texts = details.get("texts", [label_place(files.rows)])
+    samples = read_record_rows(path, texts).samples[details["row"]]
     known = np.flatnonzero(~np.isnan(samples))
     whole = samples[: known[-1] + 1] if len(known) else samples[:0]
     return _over_time(whole[None], files.rate, signal, files)

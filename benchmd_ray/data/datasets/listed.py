@@ -23,7 +23,7 @@ from benchmd_ray.data.datasets.named import (
     stated_split,
     unread_warnings,
 )
-from benchmd_ray.data.datasets.record_rows import read_record_rows
+from benchmd_ray.data.datasets.record_rows import label_place, read_record_rows
 from benchmd_ray.data.name_patterns import patient_in
 from benchmd_ray.data.raw import (
     DUPLICATE,
@@ -250,12 +250,18 @@ def _in_rows(card: DatasetCard, names: FileNames) -> Iterator[Named]:
     files = _files(card)
     for file in _paths(names.root / names.real(files.folder), card, names.root):
         try:
-            labels = read_record_rows(names.root / file, files.rows.removeprefix("label ")).labels
+            rows = read_record_rows(names.root / file, [label_place(files.rows)])
+            if files.samples not in (None, rows.samples.shape[1]):
+                raise RecordError(
+                    f"its rows have {count_of(rows.samples.shape[1], 'value')} and the label, "
+                    f"expected {files.samples:,} and the label"
+                )
         except RecordError as error:
             raise BenchmdError(
-                f"{names.root / file}: {error}. Check rows and suffixes in the card of {card.name}."
+                f"{names.root / file}: {error}. Check rows, samples and suffixes in the card of "
+                f"{card.name}."
             ) from error
-        for number, written in enumerate(labels):
+        for number, written in enumerate(rows.labels):
             label, why = class_of(card, written)
             path = f"{composed(file)}/{number:06}"
             yield Named(path, file, label, excluded=why, written=written, row=number)
@@ -377,7 +383,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """The records of one file: several where it is cut into segments or windows."""
     warnings = Counter[str]()
     if _files(card).rows:
-        parts = read_row(root / item.path, item.details["row"], card.signal, _files(card))
+        parts = read_row(root / item.path, item.details, card.signal, _files(card))
     else:
         parts = read_file(root / item.path, card.signal, _files(card), warnings)
     scans = card.task.scored == "scans"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,48 +27,93 @@ MAX_ROWS_BYTES = 2**29
 class Rows(NamedTuple):
     """A table's records."""
 
-    labels: list[str]
+    texts: list[list[str]]
+    """The columns that are not samples: label, ID."""
     samples: npt.NDArray[np.float64]
     """(records, samples); NaN after the end of shorter ones."""
 
+    @property
+    def labels(self) -> list[str]:
+        """The label of each record, where the first text is the label."""
+        return [plain_label(text) for text in self.texts[0]]
 
-def read_record_rows(path: Path, label: str) -> Rows:
-    """The records of a table; ``label`` is ``first`` or ``last``. The last table is kept.
+
+def label_place(rows: str) -> int:
+    """The column of the label, from the value of ``rows`` in a card: 0 or -1."""
+    return 0 if rows == "label first" else -1
+
+
+def read_record_rows(path: Path, texts: Sequence[int]) -> Rows:
+    """The records of a table; ``texts`` are the columns without samples. The last table is kept.
 
     Raises:
         RecordError: It is not a table of numbers with as many columns in each row.
     """
     stat = path.stat()
-    return _read(path, label, stat.st_size, stat.st_mtime_ns)
+    return _read(path, tuple(texts), stat.st_size, stat.st_mtime_ns)
+
+
+def first_row(path: Path) -> list[str]:
+    """The cells of a table's first row: a header, or a record.
+
+    Raises:
+        RecordError: The file cannot be read.
+    """
+    return _cells(_text(path))[1]
+
+
+def _text(path: Path) -> bytes:
+    return read_bounded(path, MAX_ROWS_BYTES, "the table").removeprefix(codecs.BOM_UTF8)
+
+
+def _cells(text: bytes) -> tuple[str, list[str]]:
+    """The separator, a blank for any number of them, and the cells of the first row."""
+    first = text[: 2**20].lstrip(b"\r\n").split(b"\n", 1)[0].decode("utf-8", "replace")
+    mark = separator_of(first)
+    if mark not in first.strip():
+        return " ", first.split()
+    return mark, [cell.strip().strip('"') for cell in first.strip(" \r").split(mark)]
 
 
 @functools.lru_cache(maxsize=1)
-def _read(path: Path, label: str, *_: int) -> Rows:
-    text = read_bounded(path, MAX_ROWS_BYTES, "the table").removeprefix(codecs.BOM_UTF8)
-    first = text[: 2**20].lstrip().split(b"\n", 1)[0].decode("utf-8", "replace").strip()
-    mark = separator_of(first)
-    if mark not in first:
-        text, mark, first = without_blanks(text), " ", " ".join(first.split())
-    cells = [cell.strip().strip('"') for cell in first.split(mark)]
-    place = 0 if label == "first" else len(cells) - 1
-    is_header = not all(is_sample(cell) for at, cell in enumerate(cells) if at != place)
+def _read(path: Path, texts: tuple[int, ...], *_: int) -> Rows:
+    text = _text(path)
+    mark, cells = _cells(text)
+    text = without_blanks(text) if mark == " " else text
+    places = [place % len(cells) for place in texts]
+    has_header = not all(is_sample(cell) for at, cell in enumerate(cells) if at not in places)
     names = [str(number) for number in range(len(cells))]
-    types = {name: pa.float64() for name in names} | {names[place]: pa.string()}
+    types = {name: pa.float64() for name in names} | {names[at]: pa.string() for at in places}
+    uneven: list[pa.csv.InvalidRow] = []
+
+    def refuse(row: pa.csv.InvalidRow) -> str:
+        uneven.append(row)
+        return "error"
+
     try:
         table = pa.csv.read_csv(
             pa.BufferReader(text),
-            pa.csv.ReadOptions(column_names=names, skip_rows=int(is_header), use_threads=False),
-            pa.csv.ParseOptions(delimiter=mark),
+            pa.csv.ReadOptions(column_names=names, skip_rows=int(has_header), use_threads=False),
+            pa.csv.ParseOptions(delimiter=mark, invalid_row_handler=refuse),
             pa.csv.ConvertOptions(column_types=types),
         )
     except (pa.ArrowInvalid, ValueError) as error:
-        raise RecordError(
-            "it is not a table with a record in each row: numbers, the same columns, and the label "
-            f"{label}"
-        ) from error
-    labels = [plain_label(text or "") for text in table.column(place).to_pylist()]
-    columns = [table.column(at).to_numpy() for at in range(len(names)) if at != place]
-    return Rows(labels, np.stack(columns, axis=1) if columns else np.empty((len(labels), 0)))
+        raise RecordError(_fault(uneven, texts)) from error
+    columns = [table.column(at).to_numpy() for at in range(len(names)) if at not in places]
+    return Rows(
+        [[value or "" for value in table.column(at).to_pylist()] for at in places],
+        np.stack(columns, axis=1) if columns else np.empty((len(table), 0)),
+    )
+
+
+def _fault(uneven: Sequence[pa.csv.InvalidRow], texts: Sequence[int]) -> str:
+    """Why a table cannot be read."""
+    label = {(0,): ", and the label first", (-1,): ", and the label last"}.get(tuple(texts), "")
+    fault = f"it is not a table with a record in each row: numbers, the same columns{label}"
+    for row in uneven[:1]:
+        line = f"line {row.number}" if row.number else "a row"
+        fault += f"; {line} has {row.actual_columns} values, the first {row.expected_columns}"
+    return fault
 
 
 def without_blanks(text: bytes) -> bytes:
