@@ -226,7 +226,8 @@ class Commands(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             if near := get_close_matches(args[0].lower(), self.list_commands(ctx), 1):
-                vars(error)["message"] = f"{error.message} Did you mean {near[0]!r}?"
+                message = f"{error.message} Did you mean {near[0]!r}?"  # newer clicks add it twice
+                raise click.UsageError(message, error.ctx) from error
             raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:

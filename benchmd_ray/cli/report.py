@@ -155,7 +155,17 @@ def print_report(
     except OutputClosed:
         write(lambda line: None)
         raise
-    write((lambda line: None) if brief else echo)
+    closed: list[OutputClosed] = []
+
+    def say(line: str) -> None:  # a reader that has ended must not end the writing
+        try:
+            echo(line)
+        except OutputClosed as error:
+            closed.append(error)
+
+    write((lambda line: None) if brief else say)
+    if closed:
+        raise closed[0]
     return bool(warning)
 
 

@@ -133,7 +133,9 @@ def _time_signal(
     if rate is None:
         rate = 100.0
         guess.files["rate"] = rate
-        guess.unknown.append("the files state no sampling rate: 100 Hz is only a guess, see rate")
+        guess.unknown.append(
+            "the files state no rate: 100 Hz is only a guess, see rate in both cards"
+        )
     patch = max(1, round(rate / 4))
     length = max(patch, round(SECONDS * rate) // patch * patch)
     if samples:

@@ -15,8 +15,11 @@ FORMS = (
     rf"(?i:^|[/_. -])(?P<patient>(?i:{WORDS})[-_ ]?\d+)(?!\d)",
     r"(?:^|/)(?P<patient>[A-Za-z]{0,3}\d+)[-_ ][^/]+$",
     r"(?:^|/)(?P<patient>[A-Za-z]{1,3}\d+)[A-Za-z]+\d[^/]*$",
+    r"(?:^|/)[A-Za-z]+[-_ ](?P<patient>[A-Za-z]{1,3}\d+)[-_ ][^/]+$",
 )
-"""Guesses, the surest first: ``x_patient-07``, ``p07_3.png`` or ``07-3.png``, ``S007R03.edf``."""
+"""Guesses, the surest first: ``x_patient-07``, ``p07_3.png`` or ``07-3.png``, ``S007R03.edf``,
+``walk_S07_3.txt``.
+"""
 
 
 def pattern_of(patient: Any) -> str:

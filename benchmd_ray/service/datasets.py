@@ -90,7 +90,8 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
         if key in datasets:
             raise BenchmdError(
                 f"{datasets[key].catalog} and {folder} are both catalogs of {dataset.name} with "
-                f"policy {dataset.policy}: name one of them."
+                f"policy {dataset.policy}: name one of them. If they are of other records, build "
+                "one from a card with another name (role: target, to be scored only)."
             )
         datasets[key] = dataset
     return Found(tuple(sorted(datasets.values(), key=_order)), tuple(notes))

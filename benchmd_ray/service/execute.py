@@ -374,6 +374,12 @@ def _predict(asked: Asked, evaluation: Evaluation) -> Path:
 
 
 def _require_target(target: Catalog, source: Catalog) -> None:
+    if target.dataset == source.dataset and target.digest != source.digest:
+        raise BenchmdError(
+            f"{target.path} is another catalog of {target.dataset}, of which the source is, too: "
+            "datasets are told apart by name. To score it, build it from a card with another name "
+            "and role: target."
+        )
     if target.dataset == source.dataset:
         raise BenchmdError(
             f"{target.path} is a catalog of the source {target.dataset}, which is scored anyway: "

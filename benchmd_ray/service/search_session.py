@@ -261,8 +261,10 @@ class Session:
         self._require_whole(study)
         self._notified = {t.number: (t.state, len(t.evaluations)) for t in study.trials()}
         if study.begun:
+            done = sum(len(trial.evaluations) for trial in study.trials())
             self.say(
-                f"{plan.name}: continues, {count_of(study.begun, 'trial')} were started before"
+                f"{plan.name} resumes: {count_of(study.begun, 'trial')} begun before, "
+                f"{count_of(done, 'evaluation')} done"
             )
         elif folder != self.folder:
             remove(self.work.local)  # left by a search of the same name that was removed

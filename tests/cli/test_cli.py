@@ -246,3 +246,4 @@ def test_a_mistyped_name_is_answered_with_the_nearest(arguments, message):
     result = run(*arguments)
     assert result.exit_code != 0
     assert message in result.output
+    assert result.output.count("Did you mean") == 1

@@ -15,7 +15,9 @@ from stores import make_transfer, predict_all
 from benchmd_ray.cli import main
 from benchmd_ray.cli.group import OPTION_SECTIONS, RARE, SECTIONS
 from benchmd_ray.cli.options import complete_setting, complete_technique, complete_transfer
+from benchmd_ray.cli.report import print_report
 from benchmd_ray.console import progress
+from benchmd_ray.console.terminal import OutputClosed
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
@@ -179,6 +181,23 @@ def test_a_report_and_a_catalog_are_told_to_programs(tmp_path, write_catalog):
     record = Record("r", "p", "r", np.zeros((12, 5000), np.int16), 0.005, (5000,), target)
     opened = write_catalog(card, {"test": [[record]]})
     assert json.loads(run("catalog", "show", opened.path, "--json").stdout) == opened.manifest
+
+
+@pytest.mark.parametrize("lines", [0, 4, 1000])
+def test_a_report_is_written_whole_when_its_reader_ends(tmp_path, monkeypatch, lines):
+    made = make_transfer(tmp_path / "runs")
+    predict_all(made, {"ptb-xl": {"validation": 80}})
+    printed = []
+
+    def ending(line="", *, err=False):
+        if len(printed) >= lines or (lines == 1000 and str(line).startswith("written: ")):
+            raise OutputClosed
+        printed.append(line)
+
+    monkeypatch.setattr("benchmd_ray.cli.report.echo", ending)
+    with pytest.raises(OutputClosed):
+        print_report([tmp_path / "runs"], tmp_path / "out", figures="none")
+    assert (tmp_path / "out" / "report.html").is_file()
 
 
 def test_quiet_commands_show_no_progress(monkeypatch):

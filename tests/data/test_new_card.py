@@ -20,6 +20,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.card_folders import CARDS
 
 KINDS = ("cat", "dog", "eel")
+NO_RATE = "the files state no rate: 100 Hz is only a guess, see rate in both cards"
 
 
 def write_pictures(root, names, channels=3, size=(12, 10)):
@@ -118,7 +119,7 @@ def test_a_rate_that_no_file_states_is_said(tmp_path, monkeypatch, build_here):
             values = np.random.default_rng(number).normal(size=(1000, 2))
             np.savetxt(raw / kind / f"{number}.csv", values, "%.4f", ",", header="x,y", comments="")
     catalog, (unknown,) = build("steps", raw, tmp_path, monkeypatch, build_here)
-    assert unknown == "the files state no sampling rate: 100 Hz is only a guess, see rate"
+    assert unknown == NO_RATE
     assert catalog.signal.channels == ("x", "y")
     assert unknown in (tmp_path / "cards" / "steps.yaml").read_text()
 
@@ -327,6 +328,7 @@ def test_pictures_are_stored_as_large_as_they_are(tmp_path, size, side, patch):
         ("{kind}/img_patient{patient}-{n}.png", "patient0"),
         ("{kind}/S{patient:03}R{n:02}.png", "S000"),
         ("{kind}/sub-{patient:02}/{n}.png", "sub-00"),
+        ("{kind}/walk_S{patient:02}_{n}.png", "S00"),
     ],
 )
 def test_patients_in_names_of_files_are_proposed(tmp_path, monkeypatch, build_here, form, patient):
@@ -431,7 +433,7 @@ def test_a_record_in_each_row(tmp_path, monkeypatch, build_here, names, place, m
     raw = tmp_path / "raw"
     tables = {name: heartbeats(raw / name, place, mark, header=header) for name in names}
     catalog, unknown = build("beats", raw, tmp_path, monkeypatch, build_here)
-    assert unknown == ["the files state no sampling rate: 100 Hz is only a guess, see rate"]
+    assert unknown == [NO_RATE]
     card = (tmp_path / "cards" / "beats.yaml").read_text()
     assert f"rows: label {place}" in card
     assert "CAUTION: EVERY ROW IS TAKEN FOR A PATIENT" in card
@@ -470,7 +472,7 @@ def test_samples_that_blanks_separate(tmp_path, monkeypatch, build_here):
             values[f"{kind}/{number}"] = rng.normal(size=(1000, 2))
             np.savetxt(raw / kind / f"{number}.txt", values[f"{kind}/{number}"], "  %.6f")
     catalog, unknown = build("steps", raw, tmp_path, monkeypatch, build_here)
-    assert unknown == ["the files state no sampling rate: 100 Hz is only a guess, see rate"]
+    assert unknown == [NO_RATE]
     assert dataset_card("steps").files.suffixes == (".txt",)
     assert catalog.signal.stored_shape == (2, 1000)
     (path, *_) = next(iter(catalog.shards("train")))

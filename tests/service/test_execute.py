@@ -142,6 +142,13 @@ def test_what_does_not_fit_is_refused(done, ecg_catalogs, tmp_path):
     write_json(other / "manifest.json", manifest | {"digest": digest(manifest)})
     with pytest.raises(BenchmdError, match=r"card is of a source, to be trained on.*role: target"):
         transfer_run(source, store, SMALL, targets=(other,))
+    again = shutil.copytree(source, tmp_path / "again")
+    manifest = json.loads((again / "manifest.json").read_text())
+    manifest["raw"]["records"] += 1
+    del manifest["digest"]
+    write_json(again / "manifest.json", manifest | {"digest": digest(manifest)})
+    with pytest.raises(BenchmdError, match=r"another catalog of ptb-xl, .*another name and role"):
+        transfer_run(source, store, SMALL, targets=(again,))
     with pytest.raises(BenchmdError, match="is not a finished pretraining run"):
         transfer_run(source, store, SMALL, upstream=run.folder)
     with pytest.raises(BenchmdError, match="is a pretraining run: name a transfer run"):

@@ -239,6 +239,9 @@ def test_two_catalogs_of_a_dataset_with_one_policy_are_refused(write_manifest, t
         planned(Choice(catalogs=(one, two)))
     assert str(one) in str(told.value)
     assert str(two) in str(told.value)
+    assert "If they are of other records, build one from a card with another name" in str(
+        told.value
+    )
 
 
 def test_a_target_without_its_source_is_named_and_excluded(write_manifest, tmp_path):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -159,7 +160,8 @@ def of_families(commanded, tuning, tmp_path_factory):
 def test_a_search_over_families_that_is_killed_ends_like_an_undisturbed_one(commanded, of_families):
     (folder,) = (commanded[0] / "searches").iterdir()
     assert folder.name == of_families.folder.name
-    assert "continues, " in commanded[1]
+    assert f"{folder.name} resumes: " in commanded[1]
+    assert re.search(r" begun before, \d+ evaluations? done", commanded[1])
     pd.testing.assert_frame_equal(results(folder), results(of_families.folder))
     record, calm = read_search(folder), read_search(of_families.folder)
     assert record.best == calm.best

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,12 +10,12 @@ from benchmd_ray.console.progress import duration
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.dry_run import print_estimates
 from benchmd_ray.service.families import Tuning, family_choice
-from benchmd_ray.service.plan import make_plan
+from benchmd_ray.service.plan import Plan, make_plan
 from benchmd_ray.service.searches import of_sources, planned_searches
 from benchmd_ray.service.simulate import Resources
-from benchmd_ray.service.tune_dry_run import estimate_searches
+from benchmd_ray.service.tune_dry_run import _after, estimate_searches
 from benchmd_ray.tuning.ladder import expected_evaluations
-from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.limits import Budget, Place
 
 
 @pytest.fixture
@@ -161,3 +162,22 @@ def test_all_searches_add_up(tmp_path, monkeypatch, capsys):
     assert float(sums[2]) == pytest.approx(sum(map(float, searches)), rel=1e-6)
     assert float(sums[3]) == pytest.approx(sum(map(float, after)), rel=1e-6)
     assert basis.startswith("Planned from the datasets' cards")
+
+
+@pytest.mark.parametrize(("gpus", "hours"), [(1.0, 2 * 0.5), (0.0, 2 * (2 + 4))])
+def test_only_hours_of_the_searchs_device_are_counted_afterwards(write_manifest, gpus, hours):
+    choice = Choice((write_manifest("ptb-xl"),), techniques=("scratch",))
+    item = make_plan(choice, device="cpu", tflops=0.1).items[0]
+    items = [
+        replace(item, name=name, seconds=3600.0, gpus=gpu, cpus=cpus, after=None)
+        for name, gpu, cpus in (("fine-tuning", 0.5 * gpus, 2), ("nearest neighbours", 0.0, 4))
+    ]
+    search = SimpleNamespace(
+        tuning=Tuning(choice),
+        plan=SimpleNamespace(families=(SimpleNamespace(name="scratch"),)),
+        runs={"scratch": Plan(tuple(items), "")},
+        shared={},
+        place=Place(2.0, 0.5 * gpus, 2),
+        resources=Resources(8, int(gpus)),
+    )
+    assert _after(search)[1] == pytest.approx(hours)

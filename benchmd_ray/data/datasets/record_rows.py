@@ -108,7 +108,9 @@ def _read(path: Path, texts: tuple[int, ...], *_: int) -> Rows:
 
 def _fault(uneven: Sequence[pa.csv.InvalidRow], texts: Sequence[int]) -> str:
     """Why a table cannot be read."""
-    label = {(0,): ", and the label first", (-1,): ", and the label last"}.get(tuple(texts), "")
+    label = {"0": ", and the label first", "-1": ", and the label last"}.get(
+        " ".join(map(str, texts)), ""
+    )
     fault = f"it is not a table with a record in each row: numbers, the same columns{label}"
     for row in uneven[:1]:
         line = f"line {row.number}" if row.number else "a row"
