@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -200,6 +201,25 @@ def catalog_files(name: str, raw: Path, **options: Any) -> None:
     card = dataset_card(name)
     for path in files_to_fetch(raw, card, chosen(card, **options)):
         echo(path)
+
+
+@catalog.command("get")
+@click.argument("name", shell_complete=complete_dataset)
+@click.option("--out", type=FOLDER, default=".", show_default=True, help="Folder of the file.")
+def catalog_get(name: str, out: Path) -> None:
+    """Download the file of the open dataset NAME, and check it by the MD5 in its card.
+
+    Those are the datasets of MedMNIST; for others see `benchmd catalog show NAME`.
+
+    \b
+    benchmd catalog get breastmnist --out raw
+    """
+    from benchmd_ray.data.cards import dataset_card
+    from benchmd_ray.data.download import download, open_file
+
+    path = download(open_file(dataset_card(name)), out, echo)
+    raw = shlex.quote(str(path.parent))
+    echo(f"build it: benchmd catalog build {name} --raw {raw} --out catalogs/{name}")
 
 
 @catalog.command("locate")
