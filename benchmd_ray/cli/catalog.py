@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -202,6 +203,25 @@ def catalog_files(name: str, raw: Path, **options: Any) -> None:
         echo(path)
 
 
+@catalog.command("get")
+@click.argument("name", shell_complete=complete_dataset)
+@click.option("--out", type=FOLDER, default=".", show_default=True, help="Folder of the file.")
+def catalog_get(name: str, out: Path) -> None:
+    """Download the file of the open dataset NAME, and check it by the MD5 in its card.
+
+    Those are the datasets of MedMNIST; for others see `benchmd catalog show NAME`.
+
+    \b
+    benchmd catalog get breastmnist --out raw
+    """
+    from benchmd_ray.data.cards import dataset_card
+    from benchmd_ray.data.download import download, open_file
+
+    path = download(open_file(dataset_card(name)), out, echo)
+    raw = shlex.quote(str(path.parent))
+    echo(f"build it: benchmd catalog build {name} --raw {raw} --out catalogs/{name}")
+
+
 @catalog.command("locate")
 @click.argument("name", shell_complete=complete_dataset)
 @click.argument("records", nargs=-1, required=True, metavar="RECORD_ID...")
@@ -222,12 +242,21 @@ def catalog_locate(name: str, records: tuple[str, ...], raw: Path, **options: An
 
 @catalog.command("verify")
 @click.argument("path", type=CATALOG)
-def catalog_verify(path: Location) -> None:
+@click.option("--near", is_flag=True, help="Look for records that look alike, too.")
+@click.option(
+    "--against", type=CATALOG, help="Look for records that look like those of this catalog, too."
+)
+def catalog_verify(path: Location, near: bool, against: Location | None) -> None:
     """Check every shard of the catalog at PATH, and its counts against the card.
 
-    Exits with 1 when the catalog is damaged.
+    Exits with 1 when the catalog is damaged. Records that look alike, such as resized copies, are
+    only named; 100,000 records take minutes.
+
+    \b
+    benchmd catalog verify catalogs/ham10000 --near --against catalogs/bcn20000
     """
     from benchmd_ray.data.catalog import open_catalog
+    from benchmd_ray.data.near import near_duplicates
     from benchmd_ray.data.verify import verify
 
     opened = open_catalog(path)
@@ -238,6 +267,11 @@ def catalog_verify(path: Location) -> None:
         echo(f"fault: {fault}", err=True)
     if result.faults:
         sys.exit(1)
+    notes = near_duplicates(opened) if near else []
+    if against is not None:
+        notes += near_duplicates(opened, open_catalog(against))
+    for note in notes:
+        echo(f"note: {note}")
     shards = len(opened.manifest["shards"])
     echo(f"{path}: {opened.dataset}, {shards} shards, digest {opened.digest[:16]}: whole")
 

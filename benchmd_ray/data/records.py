@@ -240,6 +240,8 @@ def contents(
 ) -> pa.Array:
     """Hash of each signal as it is stored: equal for equal signals, whatever their records' names.
 
+    The scale is not hashed on purpose: of signals stored over their own range, such as ECGs, a copy
+    in another unit or gain has the same steps, and would leak as any other copy.
     Null for signals that are constant in each channel, such as blank images and electrodes that
     are off: equal ones say nothing about patients. Padding does not count.
     """

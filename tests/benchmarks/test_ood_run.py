@@ -14,6 +14,7 @@ import pyarrow.compute
 import pytest
 from brief import few_faults, train_briefly
 from click.testing import CliRunner
+from made_catalogs import write_catalog
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from benchmd_ray.benchmarks.ood import DETECTION, sets
@@ -30,6 +31,9 @@ from benchmd_ray.benchmarks.ood.sets import inside, out_sets
 from benchmd_ray.benchmarks.ood.table import IN
 from benchmd_ray.cli import main
 from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.records import Record, decode_signals
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.evaluation import Asked
 from benchmd_ray.runs.predictions import Predictions, read_predictions
@@ -300,6 +304,38 @@ def test_patients_in_distribution_are_excluded_from_other_sets(place, monkeypatc
     left = {name.partition("/")[2] for part in after.scored for name in part.patients}
     assert left == {n.partition("/")[2] for n in before.scored[0].patients} - set(taken)
     assert after.excluded == len([n for n in before.scored[0].patients if n.split("/")[1] in taken])
+
+
+def copies_of(catalog, out, duplicates="merge"):
+    """A catalog of Georgia's card: copies of a training and a scored record, and other signals."""
+    card = replace(dataset_card("georgia"), duplicates=duplicates)
+    signals = [
+        decode_signals(next(catalog.tables(split))["signal"], catalog.signal)[0]
+        for split in ("train", catalog.evaluation_splits[-1])
+    ]
+    noise = np.random.default_rng(0).integers(-99, 99, (6, *signals[0].shape), np.int16)
+    patients = ["of-train", "of-test", "of-train", *(f"new{n}" for n in range(5))]
+    target = [1] + [0] * (len(card.classes) - 1)
+    records = [
+        Record(f"r{n}", patient, f"r{n}", signal, 1.0, (signal.shape[1],), target)
+        for n, (patient, signal) in enumerate(zip(patients, [*signals, *noise], strict=True))
+    ]
+    return open_catalog(write_catalog(out, card, {"test": [records]}))
+
+
+def test_copies_of_records_in_distribution_are_excluded_with_their_patients(place, tmp_path):
+    catalog = place["ptb-xl"]
+    own = inside(catalog)
+    other = copies_of(catalog, tmp_path / "copies")
+    (made,) = (one for one in out_sets(catalog, own, [other]) if one.name == "georgia")
+    parts = (*made.calibrating, *made.scored)
+    names = {name for part in parts for name in part.table["record_id"].to_pylist()}
+    assert (names, made.excluded) == ({f"r{n}" for n in range(3, 8)}, 3)
+    refusing = copies_of(catalog, tmp_path / "refusing", "refuse")
+    with pytest.raises(
+        BenchmdError, match=r"3 records of .*refusing are in distribution in ptb-xl"
+    ):
+        out_sets(catalog, own, [refusing])
 
 
 @pytest.mark.parametrize("name", ["in", "all", "random half", "white-noise", "hypertrophy"])

@@ -18,6 +18,7 @@ from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.data.duplicates import COPIES, LEAKED, changes, rows_of
 from benchmd_ray.data.raw import Discovery, RawItem, RawReader, Reading
 from benchmd_ray.data.records import CONTENT, HELD_OUT, Record, content_hashes, contents, to_table
+from benchmd_ray.data.transforms import quantise
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
 
@@ -172,6 +173,20 @@ def test_constant_signals_are_no_copies():
     off = np.zeros((1, *eeg.stored_shape), np.int16)
     off[0, 1] = 5  # an electrode that is off at another level
     assert contents(off, eeg, [eeg.stored_shape[1:]]).null_count == 1
+
+
+@pytest.mark.parametrize("factor", [1e-3, 0.4, 7.0])
+def test_signals_that_differ_by_a_factor_are_copies_and_those_that_differ_otherwise_are_not(factor):
+    ecg = MODALITIES["ecg"].signal
+    signal = np.random.default_rng(0).normal(0, 500, ecg.stored_shape)
+    other = signal.copy()
+    other[3, 1000] += 1  # µV, of a range of some thousands
+    quantised = [quantise(values) for values in (signal, signal * factor, other)]
+    scales = [scale for _, scale in quantised]
+    assert scales[1] == pytest.approx(factor * scales[0])
+    stored = np.stack([steps for steps, _ in quantised])
+    first, rescaled, changed = contents(stored, ecg, [ecg.stored_shape[1:]] * 3).to_pylist()
+    assert first == rescaled != changed
 
 
 @pytest.mark.slow

@@ -137,10 +137,10 @@ def _declared(
     )
 
 
-DETECTION = _declared("ood", 3, _compute, _current, planned=True)
-AS_RELEASED = _declared("ood-released", 2, _compute_released, _of_cards)
+DETECTION = _declared("ood", 4, _compute, _current, planned=True)
+AS_RELEASED = _declared("ood-released", 3, _compute_released, _of_cards)
 """The paper's detectors as its code calibrates and scores them."""
-TUNED = _declared("ood-tuned", 2, partial(_later, "search:searched"), _of_cards)
+TUNED = _declared("ood-tuned", 3, partial(_later, "search:searched"), _of_cards)
 """Detectors with hyperparameters that a search found, next to those with the papers'."""
 ROBUSTNESS = Evaluation(
     Form("robustness", 1, partial(_later, "robustness:fault")),

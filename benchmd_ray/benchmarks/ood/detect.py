@@ -100,7 +100,9 @@ def _without_records(sets: Sequence[OutSet]) -> dict[str, str]:
     for out_set in sets:
         if out_set.excluded:
             count = count_of(out_set.excluded, "record")
-            reasons[out_set.name] = f"{count} of patients that are in distribution: excluded"
+            reasons[out_set.name] = (
+                f"{count} excluded: they, or their patients, are in distribution"
+            )
         if not sum(map(len, out_set.scored)):
             reasons[out_set.name] = "all of its records calibrate, none is there to score"
     return reasons

@@ -20,11 +20,18 @@ from benchmd_ray.data.binary import NORMAL, normal_names
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.origins import of_one_origin
-from benchmd_ray.data.records import HELD_OUT, SEPARATOR, decode_targets
-from benchmd_ray.data.resident import split_table
+from benchmd_ray.data.records import (
+    CONTENT,
+    HELD_OUT,
+    SEPARATOR,
+    content_hashes,
+    decode_targets,
+)
+from benchmd_ray.data.resident import contents_of, patients_of, split_table
 from benchmd_ray.data.splits import stable_fraction
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.modality.tasks import UNKNOWN
+from benchmd_ray.runs.pretraining_data import Records
 
 COLUMNS = ("record_id", "unit_id", "group_id", "target", "held_out", "scale", "valid_size")
 ALL_TOGETHER = "all together"
@@ -87,7 +94,7 @@ class OutSet:
     fault: Fault | None = None
     severity: int = 0
     excluded: int = 0
-    """Records that are not among them, for their patients are in distribution."""
+    """Records that are not among them, for they or their patients are in distribution."""
     extent: tuple[int, ...] = ()
     """Extent of its signals where that is below the network's: the fit made them coarse."""
     family: str = ""
@@ -193,7 +200,8 @@ def out_sets(catalog: Catalog, inside_records: Inside, also: Sequence[Catalog]) 
 
     Raises:
         BenchmdError: One is of the same origin, or of a signal that cannot be shown to the network,
-            or has no other patients than the source, or the name of another set.
+            or has no other patients than the source, or the name of another set, or has records
+            of the source though its card refuses them.
     """
     sets = [*_faulty(catalog, inside_records)]
     if catalog.rows(HELD_OUT):
@@ -201,13 +209,16 @@ def out_sets(catalog: Catalog, inside_records: Inside, also: Sequence[Catalog]) 
     kept = (inside_records.trained, *inside_records.calibrating, *inside_records.scored)
     patients = {patient for records in kept for patient in records.patients}
     names = {name.partition("/")[2] for name in patients}
+    splits = {"train", "validation", *catalog.evaluation_splits}
+    filled = [split for split in sorted(splits) if catalog.rows(split)]
+    source = Records(names | patients_of(catalog, filled), contents_of(catalog, filled))
     for place, other in enumerate(also):
         alike = [
             catalog_before.dataset
             for catalog_before in also[:place]
             if of_one_origin(catalog_before.dataset, other.dataset)
         ]
-        sets.append(replace(_of_catalog(catalog, other, names), family=(alike or [""])[0]))
+        sets.append(replace(_of_catalog(catalog, other, source), family=(alike or [""])[0]))
     _require_distinct(sets)
     return sets
 
@@ -275,23 +286,24 @@ def _held_out(catalog: Catalog, inside_records: Inside) -> Iterator[OutSet]:
             yield OutSet(name, case, () if name == ALL_TOGETHER else (first,), (second,))
 
 
-def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
+def _of_catalog(catalog: Catalog, other: Catalog, source: Records) -> OutSet:
+    """Records of another catalog, but those of patients who are in distribution.
+
+    All splits may be scored, as nothing is trained on it.
+    """
     case = use_case_of(catalog.dataset, catalog.card.modality, other.dataset, other.card.modality)
     require_conformable(other.signal, catalog.signal)
-    # Nothing is trained on it, so that all its splits may be scored.
     splits = sorted(set(other.manifest["splits"]) - {HELD_OUT})
     parts = tuple(_few(records_of(other, split)) for split in splits)
     if not parts:
         raise BenchmdError(f"{other.path} has no record: exclude it from --also.")
+    shared = _shared_patients(other, splits, source)
     # Without their dataset: of two datasets of one origin patients may be the same.
     groups = [map(str, part.table["group_id"].to_pylist()) for part in parts]
-    masks = [np.array([name not in patients for name in names], bool) for names in groups]
+    masks = [np.array([name not in shared for name in names], bool) for names in groups]
     kept = [part.at(chosen) for part, chosen in zip(parts, masks, strict=True)]
-    if not sum(map(len, kept)):
-        raise BenchmdError(
-            f"all patients of {other.dataset} are patients of {catalog.dataset}, so the two cannot "
-            "be distinguished: exclude it from --also."
-        )
+    excluded = sum(int((~chosen).sum()) for chosen in masks)
+    _require_distinguishable(catalog, other, excluded, sum(map(len, kept)))
     halves = [part.halves() for part in kept]
     first, second = (tuple(half[place] for half in halves) for place in (0, 1))
     return OutSet(
@@ -300,5 +312,30 @@ def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
         first,
         second,
         extent=coarser(other.signal, catalog.signal),
-        excluded=sum(int((~chosen).sum()) for chosen in masks),
+        excluded=excluded,
     )
+
+
+def _require_distinguishable(catalog: Catalog, other: Catalog, excluded: int, left: int) -> None:
+    if excluded and other.card.duplicates == "refuse":
+        raise BenchmdError(
+            f"{count_of(excluded, 'record')} of {other.path} {'is' if excluded == 1 else 'are'} in "
+            f"distribution in {catalog.dataset}, by content or patient, and the card of "
+            f"{other.dataset} has duplicates: refuse. Exclude it from --also, or build it with "
+            "another card."
+        )
+    if not left:
+        raise BenchmdError(
+            f"all patients of {other.dataset} are patients of {catalog.dataset}, or have records "
+            "of it, so the two cannot be distinguished: exclude it from --also."
+        )
+
+
+def _shared_patients(other: Catalog, splits: Sequence[str], source: Records) -> set[str]:
+    """Patients of a catalog who are in distribution, or have a record whose content is."""
+    shared = patients_of(other, splits) & {*source.patients}
+    for split in splits:
+        table = split_table(other, split, ["group_id", CONTENT])
+        is_copy = np.isin(content_hashes(table[CONTENT]), source.contents)
+        shared |= set(table["group_id"].filter(pa.array(is_copy)).to_pylist())
+    return shared
