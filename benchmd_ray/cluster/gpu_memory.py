@@ -24,6 +24,13 @@ def take_share(share: float) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+def has_share(device: torch.device) -> bool:
+    """Whether this process is limited to a share of the device's memory."""
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_per_process_memory_fraction(device.index) < 1
+
+
 def is_exhausted(error: BaseException) -> bool:
     """Whether an error of PyTorch or a CUDA library means that a GPU has no memory left."""
     message = str(error).lower()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -160,10 +160,68 @@ class JoinedSignals:
     def __getitem__(self, index: Rows | slice) -> npt.NDArray[np.generic]:
         rows = np.arange(self.shape[0])[index]
         result = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        self.take(rows, result)
+        return result
+
+    def take(self, rows: Rows, out: npt.NDArray[np.generic]) -> None:
+        """Copy rows into an array of their shape."""
         for part, start in zip(self._parts, self._starts[:-1], strict=True):
             inside = (rows >= start) & (rows < start + len(part))
-            result[inside] = part[rows[inside] - start]
-        return result
+            out[inside] = part[rows[inside] - start]
+
+
+Arrival = Callable[[], torch.Tensor]
+"""Gives a tensor on the device, once it was sent there."""
+
+
+class _Sender:
+    """Sends rows of signals from the host to a device.
+
+    To a GPU through two pinned buffers in turn and by a stream of their own: rows are sent while
+    the GPU works on earlier ones. One thread calls it, and its arrivals may be another's.
+    """
+
+    def __init__(
+        self, signals: npt.NDArray[np.generic] | JoinedSignals, device: torch.device
+    ) -> None:
+        self._signals, self._device = signals, device
+        self._buffers: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque(maxlen=2)
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(self, rows: Rows) -> Arrival:
+        if self._device.type != "cuda":
+            here = torch.from_numpy(np.asarray(self._signals[rows]))
+            return lambda: here
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream, buffer = self._stream, self._buffer(len(rows))
+        if isinstance(self._signals, JoinedSignals):
+            self._signals.take(rows, buffer.numpy())
+        else:
+            np.take(self._signals, rows, axis=0, out=buffer.numpy(), mode="clip")
+        with torch.cuda.stream(stream):
+            sent = buffer.to(self._device, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._buffers.append((buffer, event))
+
+        def arrived() -> torch.Tensor:
+            now = torch.cuda.current_stream(self._device)
+            now.wait_event(event)
+            sent.record_stream(now)
+            return sent
+
+        return arrived
+
+    def _buffer(self, rows: int) -> torch.Tensor:
+        """A pinned buffer that nothing is sent from any more."""
+        if len(self._buffers) == 2:
+            buffer, event = self._buffers.popleft()
+            event.synchronize()
+            if len(buffer) == rows:
+                return buffer
+        kind = {"int16": torch.int16, "uint8": torch.uint8}[self._signals.dtype.name]
+        return torch.empty((rows, *self._signals.shape[1:]), dtype=kind, pin_memory=True)
 
 
 class ResidentFeed:
@@ -191,7 +249,7 @@ class ResidentFeed:
         self._subset = np.arange(len(columns)) if subset is None else subset
         self.rows = len(self._subset)
         device, used = self._worker.device, columns.at(self._subset)
-        self._signals = signals
+        self._send = _Sender(signals, device)
         self._device_signals: torch.Tensor | None = None
         masks = used.targets.nbytes if used.targets.ndim > 2 else 0  # as large as signals
         fits = self._fits(signals[:1].nbytes * self.rows + masks)
@@ -207,18 +265,26 @@ class ResidentFeed:
         device = self._worker.device
         return device.type == "cuda" and size <= GPU_SHARE * room(device)
 
-    def _stored(self, place: Rows) -> tuple[Stored, torch.Tensor]:
-        """Rows at places of the subset, and the places on the device."""
-        device, rows = self._worker.device, self._subset[place]
-        on_device = to_device(place, device)
+    def _sent(self, shares: Iterator[Rows]) -> Iterator[tuple[Rows, Arrival | None]]:
+        """Shares of steps, with signals that the host holds, sent by a thread while a GPU works."""
         if self._device_signals is not None:
+            return ((positions, None) for positions in shares)
+        sent = ((at, self._send(self._subset[np.maximum(at, 0)])) for at in shares)
+        return ahead(sent) if self._worker.device.type == "cuda" else sent
+
+    def _stored(self, place: Rows, arrival: Arrival | None) -> tuple[Stored, torch.Tensor]:
+        """Rows at places of the subset, and the places on the device."""
+        on_device = to_device(place, self._worker.device)
+        if arrival is None:
+            assert self._device_signals is not None
             signals = self._device_signals[on_device]
         else:
-            signals = to_device(np.asarray(self._signals[rows]), device)
-        return Stored(rows, signals, self._scales[on_device], self._sizes[on_device]), on_device
+            signals = arrival()
+        scales, sizes = self._scales[on_device], self._sizes[on_device]
+        return Stored(self._subset[place], signals, scales, sizes), on_device
 
-    def _batch(self, positions: Rows) -> Batch:
-        stored, place = self._stored(np.maximum(positions, 0))
+    def _batch(self, positions: Rows, arrival: Arrival | None) -> Batch:
+        stored, place = self._stored(np.maximum(positions, 0), arrival)
         signals = self.normalise(stored.signals, stored.scales, stored.sizes)
         if self._targets.device == place.device:
             targets = self._targets[place]
@@ -227,12 +293,10 @@ class ResidentFeed:
         return Batch(np.where(positions < 0, -1, stored.rows), signals, targets)
 
     def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Stored]:
-        def stored() -> Iterator[Stored]:
-            for step in itertools.count(first_step):
-                rows = step_rows(self._seed, step, batch_size, self.rows)
-                yield self._stored(share(rows, self._worker))[0]
-
-        yield from self._ahead(stored())
+        steps = itertools.count(first_step)
+        rows = (step_rows(self._seed, step, batch_size, self.rows) for step in steps)
+        for sent in self._sent(share(of_step, self._worker) for of_step in rows):
+            yield self._stored(*sent)[0]
 
     def epoch(self, batch_size: int, epoch: int, first: int = 0) -> Iterator[Batch]:
         """See `Feed`; with odds as many rows, drawn with replacement."""
@@ -249,12 +313,7 @@ class ResidentFeed:
     def _steps(self, order: Rows, batch_size: int) -> Iterator[Batch]:
         starts = range(0, len(order), batch_size)
         shares = (share(order[start : start + batch_size], self._worker) for start in starts)
-        yield from self._ahead(map(self._batch, shares))
-
-    def _ahead(self, batches: Iterator[T]) -> Iterator[T]:
-        """Batches; where the host holds the rows, a thread prepares them while a GPU works."""
-        on_host = self._worker.device.type == "cuda" and self._device_signals is None
-        return ahead(batches) if on_host else batches
+        yield from itertools.starmap(self._batch, self._sent(shares))
 
 
 def _to_device(

@@ -292,6 +292,6 @@ def _pad(batch: Batch | None, filler: Batch, length: int) -> Batch:
     index = torch.zeros(length, dtype=torch.long, device=filler.signals.device)
     if batch is not None:
         rows[:count] = batch.rows
-        index[:count] = torch.arange(count)
+        index[:count] = torch.arange(count, device=index.device)
     chosen = batch or filler
     return Batch(rows, chosen.signals[index], chosen.targets[index])

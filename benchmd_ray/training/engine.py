@@ -102,7 +102,7 @@ class Engine(ABC):
 
 
 def choose_device(choice: str, local_rank: int = 0) -> torch.device:
-    """The device of a worker, by ``execution.device``."""
+    """The device of a worker, by ``execution.device``; on a GPU it pins the attention."""
     if choice == "cuda" and not torch.cuda.is_available():
         raise BenchmdError(
             "execution.device is cuda and PyTorch sees no GPU. Use --set execution.device=cpu, or "
@@ -110,6 +110,8 @@ def choose_device(choice: str, local_rank: int = 0) -> torch.device:
         )
     if choice == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
+    # Which attention PyTorch prefers depends on GPU and version; without cuDNN's it is flash.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 

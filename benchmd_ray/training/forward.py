@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import shutil
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -36,19 +38,27 @@ def can_compile(device: torch.device) -> bool:
 
 def compiled(work: Callable[..., T]) -> Callable[..., T]:
     """The function, compiled as a whole at the first call with each input shape."""
-    # Otherwise all trainings of a process share a limit of eight shapes.
-    how: dict[str, Any] = {"isolate_recompiles": True}
+    how: dict[str, Any] = {}
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:  # from PyTorch 2.13 on
+        how["isolate_recompiles"] = True  # all trainings would share a limit of eight shapes
     compiled_work: Callable[..., T] = torch.compile(
         work, fullgraph=True, dynamic=False, backend=BACKEND, **how
     )
     return compiled_work
 
 
-class CudaGraph:
-    """A CUDA graph; the graphs of a training share memory and capture stream."""
+@functools.cache
+def side_stream(device: torch.device, use: Literal["capture", "warm-up"]) -> torch.cuda.Stream:
+    """The process's stream for a use, as cuBLAS keeps a workspace for each stream for ever."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
-        self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
+
+class CudaGraph:
+    """A CUDA graph; the graphs of a training share memory."""
+
+    def __init__(self, pool: Any) -> None:
+        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
+        self._stream = side_stream(torch.device("cuda", torch.cuda.current_device()), "capture")
 
     def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Record a function's work on the device without executing it.
@@ -64,7 +74,20 @@ class CudaGraph:
                 return work()
         except BaseException:
             torch.cuda.set_stream(now)  # a failed capture leaves its stream active
+            self._capture_nothing()
             raise
+
+    def _capture_nothing(self) -> None:
+        """Capture a graph without random numbers.
+
+        After a failed capture the generator of PyTorch 2.11 refuses to serve dropout until another
+        capture has ended.
+        """
+        tensor = torch.zeros(1, device="cuda")
+        with torch.cuda.graph(
+            torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode="thread_local"
+        ):
+            tensor.add_(0)
 
     def replay(self) -> None:
         """Execute the recorded work."""
@@ -73,15 +96,8 @@ class CudaGraph:
 
 def cuda_graphs() -> Callable[[], CudaGraph]:
     """Factory of CUDA graphs that share memory, so only one may be replayed at a time."""
-    shared: list[tuple[Any, torch.cuda.Stream]] = []
-
-    def made() -> CudaGraph:
-        if not shared:
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            shared.append((torch.cuda.graph_pool_handle(), stream))
-        return CudaGraph(*shared[0])
-
-    return made
+    pool = functools.cache(torch.cuda.graph_pool_handle)
+    return lambda: CudaGraph(pool())
 
 
 def graphed(forward: Pass, worker: Worker, settings: Settings, batches: int = 0) -> Pass:
@@ -121,17 +137,26 @@ class Graphed:
         return self._compared(signals) if captured is None else captured(signals)
 
     def _compared(self, signals: torch.Tensor) -> torch.Tensor:
-        direct, why = self._plain(signals), "it gives other outputs"
+        direct = self._plain(signals)
+        why = self._fault(signals, direct)
+        if why and self._forward is not self._plain:
+            logger.warning("forward passes cannot be compiled: %s", why)
+            self._forward = self._plain
+            why = self._fault(signals, direct)
+        if why:
+            logger.warning("forward passes cannot be captured and are executed one by one: %s", why)
+            self._graphing, self._passes = False, {}
+        return direct
+
+    def _fault(self, signals: torch.Tensor, expected: torch.Tensor) -> str:
+        """Capture a pass and compare its outputs; says what is wrong with it."""
         try:
-            outputs = self._captured(signals)
-            if _close(outputs, direct):
-                return outputs
+            if _close(self._captured(signals), expected):
+                return ""
         except Exception as error:
             first = error.__context__ or error
-            why = f"{type(first).__name__}: {first_line(first)}"
-        logger.warning("forward passes cannot be captured and are executed one by one: %s", why)
-        self._graphing, self._passes = False, {}
-        return direct
+            return f"{type(first).__name__}: {first_line(first)}"
+        return "it gives other outputs"
 
     def _captured(self, signals: torch.Tensor) -> torch.Tensor:
         inputs = signals.clone()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmd_ray.console.terminal import echo
-from benchmd_ray.data.batches import Worker, to_device
+from benchmd_ray.data.batches import Worker, ahead, to_device
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.normalise import Normalise
@@ -196,6 +196,8 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     reporter.start(title, job.last, "steps", first)
     engine.module.train()
     batches = feed.endless(settings.pretrain.batch_size, first)
+    of_steps = (step_draws(engine, settings, step) for step in range(first, job.last))
+    draws = ahead(of_steps) if worker.device.type == "cuda" else of_steps
     losses = Losses(
         [] if checkpoint is None else checkpoint.position["losses"], worker, settings, reporter
     )
@@ -204,8 +206,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
         for step in range(first, job.last):
             stored = next(batches)
             inputs = {"signals": stored.signals, "scales": stored.scales, "sizes": stored.sizes}
-            draws = step_draws(engine, settings, step)
-            inputs |= {f"{DRAWN}{name}": x for name, x in draws.items()}
+            inputs |= {f"{DRAWN}{name}": x for name, x in next(draws).items()}
             lr = settings.pretrain.optimiser.lr_at(step, total)
             losses.add(steps(step, inputs, lr))
             done = step + 1

@@ -34,11 +34,11 @@ def patches(batch: Batch, window: Sequence[int], seed: int, step: int, worker: W
 
 def overlaps(labels: torch.Tensor, masks: torch.Tensor, classes: int) -> torch.Tensor:
     """Voxels of each class in both masks, the prediction and the reference: (batch, classes, 3)."""
-    codes = masks.long() * classes + labels.long()  # uint8 would overflow
-    counts = [torch.bincount(row, minlength=classes**2) for row in codes.flatten(1)]
-    joint = torch.stack(counts).view(-1, classes, classes)
-    both = joint.diagonal(dim1=1, dim2=2)
-    return torch.stack([both, joint.sum(dim=1), joint.sum(dim=2)], dim=2)
+    counts = []
+    for name in range(classes):  # `bincount` would wait for a GPU
+        predicted, true = (labels == name).flatten(1), (masks == name).flatten(1)
+        counts.append(torch.stack([x.sum(dim=1) for x in (predicted & true, predicted, true)], 1))
+    return torch.stack(counts, dim=1)
 
 
 def collect_overlaps(

@@ -159,38 +159,51 @@ State = WholeState | ZeroState
 
 def save_state(module: nn.Module, state: State, folder: Path | None) -> None:
     """Write a module's state part by part; workers without a folder only send their share."""
-    for part, tensors in _parts(module, state, keep=folder is not None):
+    for part, tensors in _parts(module, state, None if folder is None else _on_cpu):
         if folder is not None:
             save_file(tensors, _file(folder, part))
 
 
 def snapshot(module: nn.Module, state: State) -> Callable[[Path], None]:
-    """Copy a module's state into memory, and return a function that writes it like `save_state`."""
-    on_cpu = next(module.parameters()).device.type == "cpu"
-    parts = {
-        # Tensors that are already on the CPU are not copied by moving them there.
-        part: {name: x.clone() if on_cpu else x for name, x in tensors.items()}
-        for part, tensors in _parts(module, state, keep=True)
-    }
+    """Copy a module's state into memory, and return a function that writes it like `save_state`.
+
+    A GPU's caller does not wait for the copies; the function that writes them does.
+    """
+    parts = dict(_parts(module, state, _sent_to_cpu))
+    device, arrived = next(module.parameters()).device, None
+    if device.type == "cuda":
+        arrived = torch.cuda.current_stream(device).record_event()
 
     def save(folder: Path) -> None:
+        if arrived is not None:
+            arrived.synchronize()
         for part, tensors in parts.items():
             save_file(tensors, _file(folder, part))
 
     return save
 
 
+def _on_cpu(x: torch.Tensor) -> torch.Tensor:
+    return x.cpu().contiguous()
+
+
+def _sent_to_cpu(x: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU, complete once the device has done what it was given up to now."""
+    copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
+    return copy.copy_(x, non_blocking=True)
+
+
 def _parts(
-    module: nn.Module, state: State, *, keep: bool
+    module: nn.Module, state: State, copied: Callable[[torch.Tensor], torch.Tensor] | None
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Each of `PARTS` on the CPU, by the parameters' names; empty unless ``keep``."""
+    """Copies of each of `PARTS` by the parameters' names; without a function to copy none."""
     named = named_tensors(module)
     for part in PARTS:
         tensors = {}
         for name, tensor in named.items():
             value = state.whole(tensor, part) if part == PARAMETERS or _trained(tensor) else None
-            if keep and value is not None:
-                tensors[name] = value.cpu().contiguous()
+            if copied is not None and value is not None:
+                tensors[name] = copied(value)
         yield part, tensors
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 
+from benchmd_ray.cluster.gpu_memory import has_share, is_exhausted
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.settings.definition import ExecutionSettings
 from benchmd_ray.training.engine import Engine, alone, gather
@@ -25,6 +26,7 @@ from benchmd_ray.training.forward import (
     can_compile,
     compiled,
     cuda_graphs,
+    side_stream,
 )
 
 Inputs = Mapping[str, torch.Tensor]
@@ -138,15 +140,14 @@ class Steps:
         ``execution.accumulation``; ``graph`` makes a graph, by default a CUDA graph.
         """
         self._engine, self._parts, self._seed = engine, parts, seed
-        self._eager = self._loss = loss
+        self._eager = loss
+        self._compiled = compiled(loss) if chosen.compiles else None
+        self._largest = 0
         self._proven: set[Shapes] = set()
-        if chosen.compiles:
-            self._loss = compiled(loss)
         self._capturing = chosen.way == "captured"
         self._graph = graph or cuda_graphs()
         self._captured: dict[Shapes, _Captured] = {}
         self._left = REHEARSED
-        self._stream: torch.cuda.Stream | None = None
         self.chosen = chosen
 
     def __call__(self, number: int, inputs: Inputs, lr: float) -> torch.Tensor:
@@ -160,7 +161,7 @@ class Steps:
             logger.warning(
                 "steps cannot be captured as CUDA graphs and are executed directly: %s", error
             )
-        self._capturing, self._captured, self._stream = False, {}, None
+        self._capturing, self._captured = False, {}
         if self._engine.worker.device.type == "cuda":
             torch.cuda.empty_cache()  # memory of graphs and their comparisons
         return self._direct(number, inputs)
@@ -177,7 +178,8 @@ class Steps:
         """
         shapes, before = _shapes(inputs), None
         self._seed(number)
-        if self._loss is self._eager or shapes in self._proven:
+        self._largest = max(self._largest, _examples(inputs))
+        if self._loss_of(inputs) is self._eager or shapes in self._proven:
             return self._passes(inputs)
         loss, why = torch.zeros(()), ""
         try:
@@ -189,11 +191,16 @@ class Steps:
             logger.warning("steps cannot be compiled: %s", why)
             if before is not None:
                 before.restore()
-            self._loss = self._eager
+            self._compiled = None
             self._seed(number)
             return self._passes(inputs)
         self._proven.add(shapes)
         return loss
+
+    def _loss_of(self, inputs: Inputs) -> Loss:
+        """The loss function of a step, compiled but for the one short batch of an epoch."""
+        short = _examples(inputs) < self._largest
+        return self._eager if short or self._compiled is None else self._compiled
 
     def _of_all(self, why: str) -> str:
         """The reason of a failure on any worker: if one gives up, all do."""
@@ -210,9 +217,9 @@ class Steps:
 
     def _passes(self, inputs: Inputs) -> torch.Tensor:
         pieces = [inputs] if self._parts == 1 else _cut(inputs, self._parts)
-        losses = []
+        of_piece, losses = self._loss_of(inputs), []
         for place, piece in enumerate(pieces, 1):
-            loss, reported = self._loss(piece)
+            loss, reported = of_piece(piece)
             self._engine.backward(loss, last=place == len(pieces))
             losses.append(reported.detach())
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
@@ -229,8 +236,7 @@ class Steps:
             before.restore()
             raise
         self._left = max(0, self._left - 1)
-        if not self._left and self._stream is not None:
-            self._stream = None
+        if not self._left and self._engine.worker.device.type == "cuda":
             torch.cuda.empty_cache()  # memory of direct steps
         return loss
 
@@ -265,6 +271,8 @@ class Steps:
         try:
             result = work()
         except (RuntimeError, NotImplementedError) as error:
+            if is_exhausted(error) and has_share(self._engine.worker.device):
+                raise  # the run is tried again on a whole GPU
             # For a failed capture the first error tells the cause, the last only that it failed.
             first = error.__context__ or error
             why = f"{type(first).__name__}: {first_line(first)}"
@@ -277,15 +285,13 @@ class Steps:
         device = self._engine.worker.device
         if device.type != "cuda":
             return work()
-        now = torch.cuda.current_stream(device)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(now)
+        now, aside = torch.cuda.current_stream(device), side_stream(device, "warm-up")
+        aside.wait_stream(now)
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(aside):
                 return work()
         finally:
-            now.wait_stream(self._stream)
+            now.wait_stream(aside)
 
     def _capture(self, inputs: Inputs) -> _Captured:
         buffers = {name: x.clone() for name, x in inputs.items()}
@@ -347,6 +353,10 @@ class _State:
             if isinstance(x, torch.nn.Parameter)
         ]
         return float(torch.linalg.vector_norm(torch.stack(apart)))
+
+
+def _examples(inputs: Inputs) -> int:
+    return len(next(iter(inputs.values())))
 
 
 def _shapes(inputs: Inputs) -> Shapes:

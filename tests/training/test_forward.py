@@ -113,6 +113,25 @@ def test_compiled_passes_give_what_the_network_gives(monkeypatch, caplog):
         torch.testing.assert_close(one, other_one)
 
 
+def test_passes_that_cannot_be_compiled_are_captured_as_they_are(monkeypatch, caplog):
+    torch._dynamo.reset()
+
+    def failing(graph, inputs):
+        raise AssertionError("no code for this graph")
+
+    monkeypatch.setattr(module, "BACKEND", failing)
+    Again.captures = 0
+    model, other = network(), network()
+    direct = evaluating(model, Worker(), "float32")
+    with caplog.at_level(logging.WARNING):
+        found = outputs(model, Graphed(direct, compiles=True, graph=made(Kept)))
+    require_same(found, outputs(other, evaluating(other, Worker(), "float32")))
+    assert Again.captures == 2
+    (said,) = (line for line in caplog.messages if line.startswith("forward passes"))
+    assert said.startswith("forward passes cannot be compiled: ")
+    assert "no code for this graph" in said
+
+
 def test_graphs_are_for_gpus_and_not_for_eager_steps():
     def forward(signals):
         return signals

@@ -112,11 +112,11 @@ def test_a_run_interrupted_in_its_feed_resumes(run, interrupted, monkeypatch):
     with monkeypatch.context() as patch:
         batch, calls = ResidentFeed._stored, []
 
-        def failing(feed, positions):
+        def failing(feed, *sent):
             calls.append(1)
             if len(calls) == 6:
                 raise interrupted
-            return batch(feed, positions)
+            return batch(feed, *sent)
 
         patch.setattr(ResidentFeed, "_stored", failing)
         with pytest.raises(interrupted):

@@ -310,6 +310,60 @@ def test_many_trainings_of_a_process_are_compiled(monkeypatch, caplog):
     assert not [line for line in caplog.messages if "cannot be compiled" in line]
 
 
+def counting(monkeypatch):
+    """The batch sizes of the forward passes that are compiled from now on."""
+    torch._dynamo.reset()
+    sizes = []
+
+    def backend(graph, inputs):
+        sizes.extend(len(x) for x in inputs if x.ndim == 2 and x.shape[1] == 3)  # ``y``
+        return graph.forward
+
+    monkeypatch.setattr(forward, "BACKEND", backend)
+    return sizes
+
+
+@pytest.mark.parametrize("way", ["compiled", "captured"])
+@pytest.mark.parametrize(
+    ("sizes", "expected"), [((16, 16, 16, 16, 7), [16]), ((7, 16, 16, 16, 7), [7, 16])]
+)
+def test_the_last_batch_of_an_epoch_is_not_compiled(way, sizes, expected, monkeypatch, caplog):
+    """One that a resumed training starts with is: nothing longer has come."""
+    found = counting(monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        of_steps = trained(Chosen(way, True, "test"), count=10, sizes=sizes)
+    assert found == expected
+    require_same(of_steps, trained(EAGER, count=10, sizes=sizes), atol=1e-5)
+    assert not [line for line in caplog.messages if "cannot be" in line]
+
+
+def test_steps_are_compiled_by_a_pytorch_that_shares_its_limit(monkeypatch, caplog):
+    found, compile_here = counting(monkeypatch), torch.compile
+
+    def earlier(work, *, fullgraph, dynamic, backend):
+        return compile_here(work, fullgraph=fullgraph, dynamic=dynamic, backend=backend)
+
+    monkeypatch.setattr(torch, "compile", earlier)
+    trained(Chosen("compiled", True, "test"), count=2)
+    assert found == [16]
+
+
+class Exhausting(Again):
+    """A graph that finds no memory left."""
+
+    def capture(self, work):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_steps_without_memory_on_a_share_of_a_gpu_are_tried_on_a_whole_one(monkeypatch, caplog):
+    with caplog.at_level(logging.WARNING):
+        require_same(trained(CAPTURED, graph=Exhausting), trained(EAGER))
+    assert "out of memory" in caplog.text
+    monkeypatch.setattr(module, "has_share", lambda device: True)
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(CAPTURED, graph=Exhausting)
+
+
 def test_captured_steps_of_a_head_are_the_eager_ones(monkeypatch):
     settings = load_settings(assignments=["transfer.batch_size=32", "transfer.epochs=3"])
     monkeypatch.setattr(module, "cuda_graphs", lambda: Again)

@@ -1,0 +1,137 @@
+"""Counts of real trainings on a stub of the CUDA runtime, whose kernels do nothing.
+
+Prints one JSON object. Values are noise, so that nothing may depend on them.
+"""
+
+import ctypes
+import gc
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from benchmd_ray.settings.definition import updated
+from benchmd_ray.ssl.mae import MAE
+from benchmd_ray.training import forward, reporter, selection, steps
+from benchmd_ray.training import pretrain as pretraining
+from benchmd_ray.training import transfer as transferring
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
+from speed import gpu
+
+STUB = ctypes.CDLL("libstub.so")
+STUB.stub_graph_nodes.restype = ctypes.c_long
+RECORDS = {"ecg": ("ptb-xl", 32), "cxr": ("mimic-cxr", 32), "ldct": ("lidc-idri", 12)}
+FOLDER = Path(tempfile.mkdtemp(dir=os.environ.get("STUB_WORK")))
+TRAINING = {"pretrain": {"steps": 12}, "execution": {"step": "captured", "log_every": 50}}
+
+
+def ignore_values():
+    """Nothing is compared or refused for its value."""
+    selection.auroc_on = lambda device, target, score: 0.5
+    for module in (reporter, pretraining, transferring):
+        module.require_finite = lambda *_: None
+    forward._close = steps._close = lambda *_: True
+    steps._State.distance = lambda _: 0.0
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN is no part of the stub
+
+
+def counted():
+    """What the runtime was asked for since the last time."""
+    file = FOLDER / "counts.txt"
+    STUB.stub_print(str(file).encode())
+    STUB.stub_reset()
+    counts = Counter()
+    for line in file.read_text().splitlines():
+        kind, number, name = line.split("\t")
+        counts[kind, name] += int(number)
+    return counts
+
+
+def totals(counts):
+    return {
+        "launches": sum(n for (kind, _), n in counts.items() if kind == "L"),
+        "waits": sum(n for (_, name), n in counts.items() if "waits" in name),
+    }
+
+
+def bench(size="tiny", batch=8):
+    return gpu.Bench("cuda", size, batch, 12, FOLDER, None)
+
+
+def pretrained(kind, technique, changes=None, *, size="tiny"):
+    """Counts of each step."""
+    made, per_step, call = bench(size), [], steps.Steps.__call__
+    settings = updated(updated(made.settings(), TRAINING), changes or {})
+    job = PretrainJob(settings, technique, made.catalog(kind).path, made.new_folder())
+
+    def counting(*inputs):
+        per_step.append(totals(counted()))
+        return call(*inputs)
+
+    no_compiler = patch.object(steps, "can_compile", lambda _: False)
+    with no_compiler, patch.object(steps.Steps, "__call__", counting):
+        pretraining.pretrain(job, made.worker, gpu.Clock())
+    return per_step
+
+
+def finetuned(kind, changes=None):
+    made = bench()
+    settings = updated(made.settings(), {"execution": TRAINING["execution"]})
+    settings = updated(settings, {"transfer": {"mode": "finetune", "epochs": 3}})
+    settings = updated(settings, changes or {})
+    job = TransferJob(settings, made.catalog(kind).path, made.new_folder())
+    with patch.object(steps, "can_compile", lambda _: False):
+        transferring.transfer(job, made.worker, gpu.Clock())
+
+
+def usual_step(kind, technique):
+    """A replayed step of the paper's encoder, and the nodes of its graph."""
+    per_step = pretrained(kind, technique, size="paper")
+    return {**per_step[-3], "nodes": STUB.stub_graph_nodes()}
+
+
+def checkpoint():
+    """The step after whose predecessor a checkpoint is taken."""
+    return pretrained("ecg", "mae", {"execution": {"checkpoint_every": 6}}, size="paper")[6]
+
+
+def memory():
+    """MiB that are allocated after each of 20 trainings."""
+    taken = []
+    for number in range(20):
+        finetuned("ecg") if number % 2 else pretrained("ecg", "mae")
+        gc.collect()
+        torch.cuda.empty_cache()
+        taken.append(torch.cuda.memory_allocated() / 2**20)
+    return {"taken": taken}
+
+
+def fallback():
+    """Warnings of a method that waits for the device, and of the next training."""
+    said, usual = [], MAE.forward
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("benchmd_ray").addHandler(handler)
+
+    def waiting(self, *inputs):
+        loss = usual(self, *inputs)
+        float(loss.detach())
+        return loss
+
+    with patch.object(MAE, "forward", waiting):
+        pretrained("ecg", "mae")
+    first, said[:] = [*said], []
+    return {"first": first, "launches": pretrained("ecg", "mae")[-3]["launches"], "next": said}
+
+
+if __name__ == "__main__":
+    ignore_values()
+    gpu.SOURCES = RECORDS
+    name, *inputs = sys.argv[1:]
+    sys.stdout.write(json.dumps(globals()[name](*inputs)) + "\n")

@@ -1,0 +1,54 @@
+"""Captured steps on a stub of the CUDA runtime: launches, nodes, waits, memory and fallbacks.
+
+``BENCHMD_GPU_STUB`` is a command that runs Python with PyTorch's CUDA build over the stub, such as
+``bash run.sh VENV`` with ``SRC`` and ``STUB_OUT`` set.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+COMMAND = os.environ.get("BENCHMD_GPU_STUB", "")
+pytestmark = [
+    pytest.mark.gpu_stub,
+    pytest.mark.nightly,
+    pytest.mark.skipif(not COMMAND, reason="BENCHMD_GPU_STUB names no stub"),
+]
+
+
+def on_stub(*what):
+    script = Path(__file__).with_name("on_stub.py")
+    done = subprocess.run(
+        [*shlex.split(COMMAND), str(script), *what], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("technique", ["mae", "shed", "e-mix"])
+@pytest.mark.parametrize("kind", ["ecg", "ldct"])
+def test_a_usual_step_is_one_graph_without_waits(kind, technique):
+    found = on_stub("usual_step", kind, technique)
+    assert found["launches"] <= 18
+    assert found["waits"] == 0
+    assert 100 < found["nodes"] <= 900
+
+
+def test_training_goes_on_while_a_checkpoint_is_copied():
+    assert on_stub("checkpoint")["waits"] <= 3
+
+
+def test_memory_is_given_back():
+    taken = on_stub("memory")["taken"]
+    assert max(taken[2:]) <= taken[1]
+
+
+def test_a_method_that_cannot_be_captured_spoils_no_other_training():
+    found = on_stub("fallback")
+    assert any("steps cannot be captured" in line for line in found["first"])
+    assert found["next"] == []
+    assert found["launches"] <= 18
