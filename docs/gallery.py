@@ -28,7 +28,7 @@ INTRO = """\
 Seven examples on small samples of open data: commands, seconds on two cores, and what came out.
 `DATA` is the folder of the samples; the linked pages say what is in it, and what to do with your
 own files. Networks are small and trained briefly: the figures show the way, not what is possible.
-Seconds: the first two while the cores were nearly idle, the others while other work filled them.
+Seconds were measured next to other work: the first two at a load of 2, the others of 12 to 20.
 """
 
 
