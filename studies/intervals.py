@@ -9,8 +9,8 @@ each statistic in how many draws it was given at all, and of these in how many
 - a test of two techniques that are equally good gave p below 0.05 (``level``).
 
 The Monte-Carlo standard error of a share s of n draws is ``sqrt(s (1 - s) / n)``: 0.007 at 0.95 and
-1,000 draws. ``docs/statistics.md`` has the table and what follows from it. A statistic that is
-marked as rough is counted by itself.
+1,000 draws. ``docs/simulations.md`` has the tables, and ``docs/statistics.md`` what follows from
+them. A statistic that is marked as rough is counted by itself.
 
 All situations with 1,000 draws and 500 resamples take about half an hour of one CPU; ``--quick``
 takes 100 draws and 200 resamples, a few minutes. ``--only`` chooses situations by a part of their

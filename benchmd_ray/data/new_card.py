@@ -62,7 +62,7 @@ def _guess(folder: Path) -> Guess:
         except Died as death:
             what = "a table" if death.place == TABLE else "its first file"
             raise BenchmdError(
-                f"{folder}: {what} {death}: write the card by hand (docs/own_data.md)."
+                f"{folder}: {what} {death}: write the card by hand (docs/cards.md)."
             ) from death
     if "error" in answer:
         raise BenchmdError(answer["error"])

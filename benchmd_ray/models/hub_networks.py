@@ -68,7 +68,7 @@ class HubNetwork(nn.Module):
             raise BenchmdError(
                 f"networks of transformers are supported only for images, and {signal.name} has "
                 "the axes "
-                f"{', '.join(signal.axes)}: use a custom torch module (docs/own_method.md)."
+                f"{', '.join(signal.axes)}: use a custom torch module (docs/own_encoder.md)."
             )
         self.signal = signal
         config = config_of(updated(HubOptions(), size.options).config)

@@ -89,7 +89,7 @@ class EncoderSettings:
     monai-segresnet, monai-unetr or monai-swinunetr for masks, which need the extra monai;
     transformers for a folder of that library (`--from hf:FOLDER`); random-kernels for all of them,
     by the technique of that name; or your own network: the name of an entry point or
-    package.module:name (docs/own_method.md).
+    package.module:name (docs/own_encoder.md).
     """
     options: dict[str, PlainValue] = field(default_factory=dict)
     """Options of networks other than the transformer, by name; a ResNet reads width, stem, resize

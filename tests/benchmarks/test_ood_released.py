@@ -310,8 +310,8 @@ def test_a_search_chooses_without_records_that_are_scored(run, place, ray_cluste
 
 @pytest.mark.slow
 def test_an_installed_package_brings_a_detector(run, place, monkeypatch, tmp_path):
-    """That of docs/ood.md."""
-    text = (Path(__file__).parents[2] / "docs" / "ood.md").read_text("utf-8")
+    """That of docs/ood_detectors.md."""
+    text = (Path(__file__).parents[2] / "docs" / "ood_detectors.md").read_text("utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "first_feature.py").write_text(block)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""docs/own_data.md, followed in a folder outside the project."""
+"""docs/cards.md and docs/formats.md, followed in a folder outside the project."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.records import decode_signals, decode_targets
 from benchmd_ray.data.verify import verify
 
-PAGE = (Path(__file__).parents[2] / "docs" / "own_data.md").read_text("utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "\n".join((DOCS / name).read_text("utf-8") for name in ("cards.md", "formats.md"))
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
 SMALL = "--set encoder=tiny --set transfer.epochs=1 --set execution.device=cpu --tflops 1"
 

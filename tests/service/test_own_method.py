@@ -1,4 +1,4 @@
-"""The method and the network that docs/own_method.md adds, tried by following the page."""
+"""The method and the network that docs/own_method.md and docs/own_encoder.md add, as written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.settings.definition import ENCODERS, EncoderSettings, Settings, updated
 from benchmd_ray.ssl import method_named, technique_named
 
-PAGE = (Path(__file__).parents[2] / "docs" / "own_method.md").read_text("utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "".join((DOCS / name).read_text("utf-8") for name in ("own_method.md", "own_encoder.md"))
 SMALL = updated(
     Settings(encoder=ENCODERS["tiny"]),
     {"pretrain": {"steps": 3, "batch_size": 8}, "transfer": {"epochs": 2, "batch_size": 16}},
@@ -33,8 +34,8 @@ TINY = ["--set", "encoder=tiny", "--set", "pretrain.steps=2", "--set", "transfer
 TINY += ["--set", "execution.device=cpu"]
 
 
-def block(language: str, number: int = 1) -> str:
-    """A block of code in a language: of the network alone 0, then of the rest."""
+def block(language: str, number: int = 0) -> str:
+    """A block of code in a language: of the method 0, of the network alone 1."""
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[number]
 
 
@@ -58,11 +59,11 @@ def module(tmp_path, monkeypatch) -> Path:
 @pytest.mark.nightly
 def test_the_commands_of_the_page_work_as_written(ecg_catalogs, tmp_path):
     (tmp_path / "my_methods.py").write_text(block("python"))
-    (tmp_path / "my_networks.py").write_text(block("python", 0))
+    (tmp_path / "my_networks.py").write_text(block("python", 1))
     (tmp_path / "catalogs").mkdir()
     for name in ("ptb-xl", "georgia"):
         (tmp_path / "catalogs" / name).symlink_to(ecg_catalogs[name].path)
-    script, tiny = block("bash", 0) + block("bash"), " ".join(TINY)
+    script, tiny = block("bash", 1) + block("bash"), " ".join(TINY)
     quick = {
         "pretrain": f"{tiny} --set execution.workers=2",
         "transfer": tiny,

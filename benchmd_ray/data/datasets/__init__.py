@@ -152,6 +152,6 @@ def _outside(name: str, dataset: str) -> RawReader:
     if missing:
         raise BenchmdError(
             f"the module {name} of {dataset} defines no {' and no '.join(missing)}: expected both, "
-            "as docs/own_data.md shows."
+            "as docs/formats.md shows."
         )
     return RawReader(module.discover, module.read, sha256(Path(spec.origin)))
