@@ -104,7 +104,7 @@ def catalog_show(name: str, figures: Path | None, *, as_croissant: bool, as_json
         from benchmd_ray.report.catalogs.figures import write_figures
         from benchmd_ray.storage.location import location
 
-        opened = open_catalog(location(name))
+        opened = open_catalog(location(name), folds=True)
         for path in write_figures(opened, figures):
             echo(f"written: {path}")
         terms = opened.card.licence or "not stated in its card"
@@ -228,9 +228,10 @@ def catalog_verify(path: Location) -> None:
     Exits with 1 when the catalog is damaged.
     """
     from benchmd_ray.data.catalog import open_catalog
+    from benchmd_ray.data.folds import sentence
     from benchmd_ray.data.verify import verify
 
-    opened = open_catalog(path)
+    opened = open_catalog(path, folds=True)
     result = verify(opened)
     for note in result.notes:
         echo(f"note: {note}")
@@ -238,6 +239,8 @@ def catalog_verify(path: Location) -> None:
         echo(f"fault: {fault}", err=True)
     if result.faults:
         sys.exit(1)
+    if "folds" in opened.manifest:
+        echo(sentence(opened))
     shards = len(opened.manifest["shards"])
     echo(f"{path}: {opened.dataset}, {shards} shards, digest {opened.digest[:16]}: whole")
 

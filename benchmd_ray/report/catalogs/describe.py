@@ -276,7 +276,7 @@ def named(name: str) -> DatasetCard | Catalog:
     if name in cards():
         return dataset_card(name)
     if name.startswith(SCHEME) or Path(name).exists():
-        return open_catalog(location(name))
+        return open_catalog(location(name), folds=True)
     if name in broken_cards():
         raise BenchmdError(broken_cards()[name])
     raise BenchmdError(f"{unknown_name('dataset', name, cards())} Nor is {name} a folder.")
