@@ -216,6 +216,8 @@ class Catalog:
         if altered := self.altered_shards(split):
             raise _missing(self.path / altered[0])
         if not self.rows(split):
+            if "folds" in self.manifest:
+                raise _in_folds(self.path, self.manifest)
             counts = ", ".join(f"{k} ({v['records']})" for k, v in self.manifest["splits"].items())
             raise BenchmdError(
                 f"the catalog {self.path} has no record in split {split!r}; it holds {counts}."
@@ -233,6 +235,16 @@ def _source(shard: Shard) -> Path | pa.BufferReader:
     if hashlib.sha256(data).hexdigest() != shard.sha256:
         raise Damaged(shard.path, "its SHA-256 is not the one that was recorded", REMEDY)
     return pa.BufferReader(data)
+
+
+def _in_folds(path: Location, manifest: dict[str, Any]) -> BenchmdError:
+    """Error for a catalog of which only the catalogs of its folds are trained on and scored."""
+    return BenchmdError(
+        f"{path} is cut into {len(manifest['folds']['patients'])} folds for cross-validation: "
+        f"`benchmd run --catalog {path}` trains and scores a model of each. All else takes the "
+        f"catalog of one fold, such as {path / 'folds'}/0, whose held-out patients are its "
+        "test split."
+    )
 
 
 def _missing(shard: Location) -> Damaged:
@@ -315,12 +327,7 @@ def open_catalog(path: Location, *, folds: bool = False) -> Catalog:
     if card is None or fault:
         raise Damaged(manifest, fault, REBUILD)
     if "folds" in content and not folds:
-        raise BenchmdError(
-            f"{path} is cut into {len(content['folds']['patients'])} folds for cross-validation: "
-            f"`benchmd run --catalog {path}` trains and scores a model of each. All else takes the "
-            f"catalog of one fold, such as {path / 'folds'}/0, whose held-out patients are its "
-            "test split."
-        )
+        raise _in_folds(path, content)
     current = cards().get(card.name)
     if current and card.version != current.version:
         raise BenchmdError(

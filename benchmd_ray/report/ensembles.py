@@ -91,6 +91,11 @@ def averaged(members: Sequence[Scored], *, common: bool = False) -> Scored:
     tables = [_records(member) for member in members]
     if common:
         names = set.intersection(*(set(table["record_id"].to_pylist()) for table in tables))
+        if not names:
+            raise BenchmdError(
+                f"every record of {members[0].dataset} ({members[0].split}) is, or its patient is, "
+                "in the training of some fold's model."
+            )
         kept = pa.array(sorted(names), pa.string())
         tables = [table.filter(pc.is_in(table["record_id"], kept)) for table in tables]
     first = tables[0]

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from made_wrist import write_card, write_wrist
 
+from benchmd_ray import api
 from benchmd_ray.cli import main
-from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.folds import fold_catalogs, sentence
 from benchmd_ray.data.records import targets_of
@@ -28,8 +28,8 @@ def wrist(tmp_path, monkeypatch, build_here):
     monkeypatch.setenv(CARDS, str(tmp_path / "cards"))
 
     def make(splits, volunteers=15, out="catalog", **about):
-        write_card(tmp_path / "cards", splits, **about)
-        dataset_card.__globals__["_read_all"].cache_clear()
+        if not (tmp_path / "cards").is_dir():
+            write_card(tmp_path / "cards", splits, **about)
         if not (tmp_path / f"raw{volunteers}").is_dir():
             write_wrist(tmp_path / f"raw{volunteers}", volunteers)
         return build_here("wrist", tmp_path / f"raw{volunteers}", tmp_path / out)
@@ -157,3 +157,14 @@ def test_what_cannot_be_cut_into_folds_is_refused(wrist, splits, volunteers, abo
 def test_too_many_patients_to_leave_each_out(wrist):
     with pytest.raises(BenchmdError, match=r"102 patients.*at most 100.*cross_validation: 5"):
         wrist({"leave_one_out": "patient"}, 102)
+
+
+def test_a_catalog_in_folds_fits_no_estimator(wrist, tmp_path):
+    catalog = wrist({"cross_validation": 3})
+    with pytest.raises(BenchmdError, match="cut into 3 folds"):
+        api.Classifier(kernels=100).fit(api.CatalogData(catalog))
+    with pytest.raises(BenchmdError, match="cut into 3 folds"):
+        api.catalog(catalog.path)
+    fold = api.catalog(catalog.path / "folds" / "1")
+    model = api.Classifier(kernels=100).fit(fold)
+    assert len(model.predict_proba(fold)) == fold.info.rows("test")
