@@ -14,12 +14,15 @@ from benchmd_ray import api
 from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.folds import fold_catalogs, sentence
+from benchmd_ray.data.hdf5 import export_hdf5, import_hdf5
 from benchmd_ray.data.records import targets_of
 from benchmd_ray.data.resident import patients_of, split_table
 from benchmd_ray.data.splits import folds_by_patient
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.card_folders import CARDS
+from benchmd_ray.service.datasets import from_catalogs
+from benchmd_ray.storage.location import location
 
 
 @pytest.fixture
@@ -27,12 +30,12 @@ def wrist(tmp_path, monkeypatch, build_here):
     """Builds a catalog of volunteers with these splits."""
     monkeypatch.setenv(CARDS, str(tmp_path / "cards"))
 
-    def make(splits, volunteers=15, out="catalog", **about):
+    def make(splits, volunteers=15, out=tmp_path / "catalog", **about):
         if not (tmp_path / "cards").is_dir():
             write_card(tmp_path / "cards", splits, **about)
         if not (tmp_path / f"raw{volunteers}").is_dir():
             write_wrist(tmp_path / f"raw{volunteers}", volunteers)
-        return build_here("wrist", tmp_path / f"raw{volunteers}", tmp_path / out)
+        return build_here("wrist", tmp_path / f"raw{volunteers}", out)
 
     return make
 
@@ -168,3 +171,21 @@ def test_a_catalog_in_folds_fits_no_estimator(wrist, tmp_path):
     fold = api.catalog(catalog.path / "folds" / "1")
     model = api.Classifier(kernels=100).fit(fold)
     assert len(model.predict_proba(fold)) == fold.info.rows("test")
+
+
+def test_folds_on_s3_are_those_of_a_folder(wrist, s3, monkeypatch, tmp_path):
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "cache"))
+    local = wrist({"cross_validation": 3})
+    remote = wrist({"cross_validation": 3}, out=location(f"{s3}/wrist"))
+    assert not verify(remote).faults
+    digests = [[fold.digest for fold in fold_catalogs(whole)] for whole in (local, remote)]
+    assert digests[0] == digests[1]
+    names = [(dataset.name, dataset.fold) for dataset in from_catalogs([remote.path]).datasets]
+    assert names == [("wrist", 0), ("wrist", 1), ("wrist", 2)]
+
+
+def test_a_fold_is_handed_on_as_one_file(wrist, tmp_path):
+    fold = fold_catalogs(wrist({"cross_validation": 3}))[2]
+    export_hdf5(fold, tmp_path / "fold.h5")
+    imported = import_hdf5(tmp_path / "fold.h5", tmp_path / "imported")
+    assert (imported.digest, imported.held_out_fold) == (fold.digest, fold.held_out_fold)

@@ -198,6 +198,8 @@ def _splits(files: Files, role: str) -> str:
     """How the splits of a dataset that has only a card are made."""
     if role == "target":
         return "All records are scored."
+    if files.folds is not None:
+        return "In folds of patients, each scored by a model that is trained on the others."
     if files.split or files.lists or (not files.table and "split" in files.levels):
         return "The splits that the files state."
     by_patient = files.patient or (not files.table and "patient" in files.levels)
