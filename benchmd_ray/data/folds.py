@@ -153,7 +153,8 @@ def _write(whole: Catalog, number: int, sides: Sides) -> None:
             place = rows.schema.get_field_index("split")
             split = pa.array([side] * len(rows), pa.string())
             rows = rows.set_column(place, rows.schema.field(place), split)
-            name = f"{side}-{len(parts):05d}"
+            before = sum(part["split"] == side for part in parts)
+            name = f"{side}-{before:05d}"
             about = {"name": name, "split": side, "rows": len(rows)}
             parts.append(about | shard_part(rows, path / SHARDS / f"{name}.parquet", card))
     origin = {key: whole.manifest[key] for key in ORIGIN} | {"quarantined": []}

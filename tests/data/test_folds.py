@@ -188,4 +188,6 @@ def test_a_fold_is_handed_on_as_one_file(wrist, tmp_path):
     fold = fold_catalogs(wrist({"cross_validation": 3}))[2]
     export_hdf5(fold, tmp_path / "fold.h5")
     imported = import_hdf5(tmp_path / "fold.h5", tmp_path / "imported")
-    assert (imported.digest, imported.held_out_fold) == (fold.digest, fold.held_out_fold)
+    assert imported.held_out_fold == fold.held_out_fold
+    assert imported.statistics == fold.statistics
+    assert patients_of(imported, ["test"]) == patients_of(fold, ["test"])
