@@ -192,9 +192,13 @@ def make_transfer(
     finished: bool = True,
     parts: Mapping[str, int] | None = None,
     fold: int | None = None,
+    held_out: Mapping[str, Any] | None = None,
     **about: Any,
 ) -> Run:
-    """A transfer run with its metrics, without predictions; `about` goes into ``run.json``."""
+    """A transfer run with its metrics, without predictions; `about` goes into ``run.json``.
+
+    `held_out` is which fold of a cross-validation its catalog holds out.
+    """
     of_fold, inner, seed = _of_fold(fold, seed)
     fixed = fixed and fold is None
     settings = _settings(modality, technique, seed, changes or {}, setting)
@@ -211,6 +215,9 @@ def make_transfer(
     }
     weights = None if upstream is None else f"weights of {upstream.folder.name}"
     decisive = {"upstream": weights, "parts": dict(parts or {}), **inner}
+    if held_out is not None:
+        stated["held_out_fold"] = held_out
+        decisive["catalog"] = f"digest of fold {held_out['number']}"
     if upstream is not None:
         decisive["upstream_parts"] = upstream.description["determinants"]["parts"]
     description = _description(settings, "transfer", stated, decisive)

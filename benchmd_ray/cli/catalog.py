@@ -105,7 +105,7 @@ def catalog_show(name: str, figures: Path | None, *, as_croissant: bool, as_json
         from benchmd_ray.report.catalogs.figures import write_figures
         from benchmd_ray.storage.location import location
 
-        opened = open_catalog(location(name))
+        opened = open_catalog(location(name), folds=True)
         for path in write_figures(opened, figures):
             echo(f"written: {path}")
         terms = opened.card.licence or "not stated in its card"
@@ -256,10 +256,11 @@ def catalog_verify(path: Location, near: bool, against: Location | None) -> None
     benchmd catalog verify catalogs/ham10000 --near --against catalogs/bcn20000
     """
     from benchmd_ray.data.catalog import open_catalog
+    from benchmd_ray.data.folds import sentence
     from benchmd_ray.data.near import near_duplicates
     from benchmd_ray.data.verify import verify
 
-    opened = open_catalog(path)
+    opened = open_catalog(path, folds=True)
     result = verify(opened)
     for note in result.notes:
         echo(f"note: {note}")
@@ -269,9 +270,11 @@ def catalog_verify(path: Location, near: bool, against: Location | None) -> None
         sys.exit(1)
     notes = near_duplicates(opened) if near else []
     if against is not None:
-        notes += near_duplicates(opened, open_catalog(against))
+        notes += near_duplicates(opened, open_catalog(against, folds=True))
     for note in notes:
         echo(f"note: {note}")
+    if "folds" in opened.manifest:
+        echo(sentence(opened))
     shards = len(opened.manifest["shards"])
     echo(f"{path}: {opened.dataset}, {shards} shards, digest {opened.digest[:16]}: whole")
 

@@ -22,7 +22,7 @@ from typing import Any
 from benchmd_ray.cluster.connection import connected, ray_data
 from benchmd_ray.cluster.telemetry import count
 from benchmd_ray.console.progress import progress
-from benchmd_ray.data import binary, duplicates, holding_out
+from benchmd_ray.data import binary, duplicates, folds, holding_out
 from benchmd_ray.data.cards import DatasetCard, dataset_card, without_build
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.chunks import (
@@ -60,7 +60,7 @@ from benchmd_ray.storage.location import (
 
 CHUNK_BYTES = 16 * 2**20
 """Signal bytes of a shard, about."""
-OWN = {SHARDS: SHARD, PARTS: r"[a-z]{1,20}-\d{5,9}\.json"}
+OWN = {SHARDS: SHARD, PARTS: r"[a-z]{1,20}-\d{5,9}\.json", folds.FOLDER: r"\d{1,3}"}
 """Folders of a catalog that a build writes and clears, and what it names the files in them."""
 LOST_TRIES = 4
 """Times that a Ray worker may be lost with one chunk."""
@@ -125,8 +125,14 @@ def build(
         _require_records(parts, discovery, out)
         discovery, parts = _settled(card, choices, discovery, parts, out, require_alone)
         manifest = manifest_of(card, origin_of(card, choices, plan, discovery, parts, raw), parts)
+        if _has_folds(card):
+            manifest = folds.with_folds(out, manifest, card, require_alone)
         _finish(out, manifest, require_alone)
-    return open_catalog(out)
+    return open_catalog(out, folds=True)
+
+
+def _has_folds(card: DatasetCard) -> bool:
+    return card.files is not None and card.files.folds is not None
 
 
 def _require_own(out: Location) -> None:
@@ -155,7 +161,7 @@ def _finished(
     """The finished catalog of that plan; None if shards are to be built."""
     if MANIFEST not in entries(out)[0]:
         return None
-    catalog = open_catalog(out)
+    catalog = open_catalog(out, folds=True)
     if catalog.manifest["plan"] != plan:
         why = (
             "other raw files, policy, options or version, from other `files` in the card, or with "
@@ -170,7 +176,8 @@ def _finished(
             f"{out} holds a catalog of {catalog.dataset} ({catalog.manifest['policy']}) built from "
             f"{why}. Choose another --out, or remove that folder."
         )
-    if not catalog.altered_shards() and not (retry_quarantined and catalog.manifest["quarantined"]):
+    is_whole = not catalog.altered_shards() and (not _has_folds(card) or folds.are_whole(catalog))
+    if is_whole and not (retry_quarantined and catalog.manifest["quarantined"]):
         return catalog
     delete([out / MANIFEST])
     return None
@@ -256,9 +263,10 @@ def _changed_keys(before: DatasetCard, after: DatasetCard) -> list[str]:
 def _plan(card: DatasetCard, choices: Choices, discovery: Discovery, raw: Path) -> str:
     """Digest of everything that determines the catalog, except the contents of raw files."""
     tables = resource_folder("data_catalog") / "tables"
-    binary_version = {"two classes": binary.VERSION} if choices.two_classes else {}
+    added = {"two classes": binary.VERSION} if choices.two_classes else {}
+    added |= {"folds": folds.VERSION} if _has_folds(card) else {}
     return digest(
-        binary_version
+        added
         | {
             "format": FORMAT,
             "versions": versions_of(card),

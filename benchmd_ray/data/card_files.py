@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from benchmd_ray.data.name_patterns import is_patient, pattern_of
 from benchmd_ray.errors import FieldError, shown
@@ -14,7 +14,34 @@ from benchmd_ray.modality.signals import LOWEST_RATE
 from benchmd_ray.schema.typed import checked
 
 Split = Literal["train", "validation", "test"]
+CROSS_VALIDATION, LEAVE_ONE_OUT = "cross_validation", "leave_one_out"
+MOST_FOLDS = 20
+SPLITS = (
+    "train, validation or test for each value, or only {cross_validation: 5} with 2 to "
+    f"{MOST_FOLDS} folds, or only {{leave_one_out: patient}}"
+)
 PATIENT = "the name of a column, or {pattern: …} with a regular expression that has (?P<patient>…)"
+
+
+def _is_splits(value: Any) -> bool:
+    """Whether a value translates splits, or asks for folds instead."""
+    if not isinstance(value, dict):
+        return False
+    if _asks_folds(value):
+        ((key, asked),) = value.items()
+        if key == LEAVE_ONE_OUT:
+            return bool(asked == "patient")
+        return type(asked) is int and 2 <= asked <= MOST_FOLDS
+    return all(split in get_args(Split) for split in value.values())
+
+
+def _asks_folds(splits: Mapping[str, Any]) -> bool:
+    """Whether splits ask for folds; an owner's split of that name is translated to a split."""
+    return (
+        len(splits) == 1
+        and next(iter(splits)) in (CROSS_VALIDATION, LEAVE_ONE_OUT)
+        and next(iter(splits.values())) not in get_args(Split)
+    )
 
 
 @dataclass(frozen=True)
@@ -39,8 +66,10 @@ class Files:
     `folder`; empty where each file stands for one. A record without its patient is excluded."""
     split: str = ""
     """Column with the split; empty where lists or folders give it, or splits are drawn."""
-    splits: dict[str, Split] = field(default_factory=dict)
-    """train, validation or test for each value of the split's column or folder."""
+    splits: Annotated[Any, checked(_is_splits, SPLITS)] = field(default_factory=dict)
+    """train, validation or test for each value of the split's column or folder; or
+    ``{cross_validation: 5}`` or ``{leave_one_out: patient}`` for a small dataset, of which each
+    fold of patients is scored by a model that is trained on the others."""
     lists: dict[Split, str] = field(default_factory=dict)
     """Of train, validation and test, text files with a path or a file's name on each line."""
     drawn: dict[Split, float] = field(
@@ -80,6 +109,13 @@ class Files:
         """The table's column with the patient; empty without one."""
         return "" if self.patient_pattern else self.patient
 
+    @property
+    def folds(self) -> int | None:
+        """Folds of a cross-validation; 0 for one of each patient, None where splits are fixed."""
+        if not _asks_folds(self.splits):
+            return None
+        return int(self.splits.get(CROSS_VALIDATION, 0))
+
     def __post_init__(self) -> None:
         """Refuse what no build could follow."""
         for key, fault in self._faults():
@@ -100,6 +136,8 @@ class Files:
             yield "samples", "expected the number of values in a row, and rows"
         if self.rows and (self.table or self.lists or self.split or self.splits):
             yield "rows", "records in rows have no table, split or lists: remove these"
+        if self.folds is not None and (self.lists or self.split or "split" in self.levels):
+            yield "splits", "the owner's splits or lists are named, too: remove these, or the folds"
         for key, name in (("table", self.table), ("folder", self.folder), *paths):
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 yield key, f"{shown(name)} is not a path within the raw folder"
@@ -114,7 +152,7 @@ class Files:
         stated = bool(self.split) if self.table else "split" in self.levels
         if self.patient_pattern and "patient" in self.levels and not self.table:
             yield "patient", "a level of folders says the patient, too: remove one of them"
-        if self.splits and not stated:
+        if self.splits and self.folds is None and not stated:
             yield "splits", "add split, the column or the level of folders that has these values"
         if self.lists and stated:
             yield "lists", "split says the splits, too: remove one of them"

@@ -214,6 +214,7 @@ def card_of(content: Any, where: str) -> DatasetCard:
     card: DatasetCard = typed(DatasetCard, content, where)
     _check_classes(card, where, content)
     _check_names(card, where, content)
+    _check_folds(card, where, content)
     return card
 
 
@@ -252,6 +253,23 @@ def _check_names(card: DatasetCard, where: str, content: Any) -> None:
                 f"{key} in {where}{line_of(content, key)} is {name!r}: expected the name of a "
                 "file, without a folder."
             )
+
+
+def _check_folds(card: DatasetCard, where: str, content: Any) -> None:
+    """Refuse folds of what is not trained on, or is scored on other splits."""
+    if card.files is None or card.files.folds is None:
+        return
+    line = line_of(content, "files", "splits")
+    if card.role == "target":
+        raise BenchmdError(
+            f"{where}: files: splits{line} asks for folds, and a target is only scored, with all "
+            "its records: leave splits out."
+        )
+    if card.evaluation_splits != {"clean": ("test",)}:
+        raise BenchmdError(
+            f"{where}: files: splits{line} asks for folds, each of which is scored as test: leave "
+            "evaluation_splits out."
+        )
 
 
 def _check_classes(card: DatasetCard, where: str, content: Any) -> None:

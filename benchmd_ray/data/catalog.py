@@ -140,6 +140,12 @@ class Catalog:
         return tuple(self.manifest["held_out"])
 
     @property
+    def held_out_fold(self) -> dict[str, Any] | None:
+        """Of a fold's catalog, which fold of which catalog its test split is; see `data.folds`."""
+        stated: dict[str, Any] | None = self.manifest.get("held_out_fold")
+        return stated
+
+    @property
     def statistics(self) -> dict[str, list[float]] | None:
         """Mean and standard deviation per channel over the training split; None without one."""
         statistics: dict[str, list[float]] | None = self.manifest["statistics"]
@@ -210,6 +216,8 @@ class Catalog:
         if altered := self.altered_shards(split):
             raise _missing(self.path / altered[0])
         if not self.rows(split):
+            if "folds" in self.manifest:
+                raise _in_folds(self.path, self.manifest)
             counts = ", ".join(f"{k} ({v['records']})" for k, v in self.manifest["splits"].items())
             raise BenchmdError(
                 f"the catalog {self.path} has no record in split {split!r}; it holds {counts}."
@@ -227,6 +235,16 @@ def _source(shard: Shard) -> Path | pa.BufferReader:
     if hashlib.sha256(data).hexdigest() != shard.sha256:
         raise Damaged(shard.path, "its SHA-256 is not the one that was recorded", REMEDY)
     return pa.BufferReader(data)
+
+
+def _in_folds(path: Location, manifest: dict[str, Any]) -> BenchmdError:
+    """Error for a catalog of which only the catalogs of its folds are trained on and scored."""
+    return BenchmdError(
+        f"{path} is cut into {len(manifest['folds']['patients'])} folds for cross-validation: "
+        f"`benchmd run --catalog {path}` trains and scores a model of each. All else takes the "
+        f"catalog of one fold, such as {path / 'folds'}/0, whose held-out patients are its "
+        "test split."
+    )
 
 
 def _missing(shard: Location) -> Damaged:
@@ -269,8 +287,11 @@ def _catalogs_in(path: Location, folders: Sequence[str]) -> list[Location]:
     return [folder for folder in below if read_again(folder / MANIFEST) is not None][:NAMED]
 
 
-def open_catalog(path: Location) -> Catalog:
+def open_catalog(path: Location, *, folds: bool = False) -> Catalog:
     """Open a finished catalog.
+
+    One that is cut into folds is opened only if asked for by ``folds``: nothing is trained on it or
+    scored, but on the catalogs of its folds (`data.folds`).
 
     Raises:
         BenchmdError: It is missing, unfinished, damaged or of another version, a search may not
@@ -305,6 +326,8 @@ def open_catalog(path: Location) -> Catalog:
     card, fault = described(content)
     if card is None or fault:
         raise Damaged(manifest, fault, REBUILD)
+    if "folds" in content and not folds:
+        raise _in_folds(path, content)
     current = cards().get(card.name)
     if current and card.version != current.version:
         raise BenchmdError(

@@ -124,6 +124,7 @@ def _add_patients(guess: Guess, files: Sequence[str]) -> None:
         return
     pattern, patients = likely
     guess.files["patient"], guess.private_names = {"pattern": pattern}, True
+    guess.patients = len(patients)
     guess.cautions.append(
         f"patients are guessed from the names of files: {len(patients):,} in {len(files):,} files. "
         f"Check the pattern of patient in the card, {shown(pattern)}"
@@ -212,6 +213,7 @@ def _of_rows(
         files["patient"] = patient
         guess.guessed.append(f"patients are in the column {patient}")
         named = [row for row in rows if row[column] in paths and row[patient]]
+        guess.patients = len({row[patient] for row in named})
         if named_in([row[patient] for row in named], [row[column] for row in named]):
             guess.private_names = True
             guess.guessed.append(

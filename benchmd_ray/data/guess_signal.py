@@ -43,6 +43,8 @@ class Guess:
     """What the user has to say."""
     cautions: list[str] = field(default_factory=list)
     """What makes results wrong if it is left as it is."""
+    patients: int = 0
+    """How many patients there are; 0 where they are not known."""
     private_names: bool = False
     """Whether names of files hold patients."""
     inside: str = ""

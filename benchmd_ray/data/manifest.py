@@ -143,7 +143,8 @@ def manifest_of(
 ) -> dict[str, Any]:
     """The manifest of a catalog.
 
-    `origin` has the values of `ORIGIN`; each part what `shard_part` gives, with name, split, rows.
+    `origin` has the values of `ORIGIN`, and of a fold's catalog ``held_out_fold``; each part what
+    `shard_part` gives, with name, split, rows.
     """
     splits: dict[str, Any] = {}
     for split in sorted({part["split"] for part in parts if part["rows"]}):
@@ -181,6 +182,7 @@ def manifest_of(
         "shards": shards,
     }
     manifest |= {key: origin[key] for key in ORIGIN}
+    manifest |= {key: origin[key] for key in origin.keys() & {"held_out_fold"}}
     return manifest | {"digest": digest(manifest)}
 
 

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from benchmd_ray.data.cards import DatasetCard, card_of
 from benchmd_ray.data.provenance import Provenance
 from benchmd_ray.data.raw import GroupedBy
+from benchmd_ray.data.splits import FOLDS
 from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.schema.typed import Count, Finite, form_fault
 
@@ -68,6 +69,24 @@ class StatisticsForm(TypedDict):
     std: list[Finite]
 
 
+class FoldsForm(TypedDict):
+    """The folds of a catalog that is cross-validated."""
+
+    leave_one_out: bool
+    patients: Annotated[list[list[str]], Field(min_length=2)]
+    """Hashed patients of each fold."""
+
+
+class HeldOutFoldForm(TypedDict):
+    """Which fold of which catalog is the test split of a fold's catalog."""
+
+    number: Count
+    folds: Annotated[int, Field(ge=2)]
+    leave_one_out: bool
+    catalog: str
+    """Digest of the catalog that was cut into folds."""
+
+
 class ManifestForm(TypedDict):
     """What a manifest holds at least."""
 
@@ -85,6 +104,8 @@ class ManifestForm(TypedDict):
     splits: dict[Annotated[str, Field(pattern=f"^{SPLIT}$")], SplitForm]
     shards: list[ShardForm]
     statistics: StatisticsForm | None
+    folds: NotRequired[FoldsForm]
+    held_out_fold: NotRequired[HeldOutFoldForm]
 
 
 def described(manifest: Mapping[str, Any]) -> tuple[DatasetCard | None, str]:
@@ -109,6 +130,8 @@ def _fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
         for key in ("classes", "unit_classes"):
             if tuple(split.get(key, card.classes)) != card.classes:
                 return f"the {key} of its split {name} are not those of {card.name}"
+    if ("folds" in manifest) != (FOLDS in manifest["splits"]):
+        return f"it has the split {FOLDS} without folds, or folds without that split"
     channels = card.signal.stored_shape[0]
     statistics = manifest["statistics"] or {}
     if any(len(statistics[key]) != channels for key in ("mean", "std") if statistics):

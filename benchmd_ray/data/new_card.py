@@ -17,6 +17,9 @@ from benchmd_ray.files.atomic import replacing
 from benchmd_ray.modality.modalities import broken_modalities, modalities
 from benchmd_ray.schema.plain_yaml import yaml_text
 
+LEFT_OUT_UP_TO, FOLDS_UP_TO = 20, 100
+"""Patients up to which a card proposes leave-one-out, and five folds."""
+
 
 def new_card(
     name: str, folder: Path, out: Path, croissant: Path | None = None
@@ -70,7 +73,6 @@ def _guess(folder: Path) -> Guess:
 
 
 def _dataset(name: str, guess: Guess, facts: Mapping[str, str]) -> str:
-    defaults = Files()
     lines = [
         f"# benchmd catalog build {name} --raw FOLDER --out catalogs/{name}",
         *(f"# CAUTION: {what}." for what in guess.cautions),
@@ -86,13 +88,21 @@ def _dataset(name: str, guess: Guess, facts: Mapping[str, str]) -> str:
     if guess.private_names:
         lines.insert(-1 - len(guess.files), "private_names: true # names of files hold patients")
     if "split" not in guess.files and "split" not in guess.files.get("levels", ()):
-        what = "patients" if "patient" in guess.files else "files"
-        lines.append(
-            f"  drawn: {_flow(defaults.drawn)} # of the {what}, each class in these shares"
-        )
+        lines.append(_splits(guess))
     lines += [f"# Guessed: {what}." for what in guess.guessed]
     lines += [f"# Not known: {what}." for what in guess.unknown]
     return "\n".join(lines) + "\n"
+
+
+def _splits(guess: Guess) -> str:
+    """The line on splits: folds where patients are few."""
+    few = f"{guess.patients} patients are too few for fixed splits: each"
+    if 0 < guess.patients <= LEFT_OUT_UP_TO:
+        return f"  splits: {{leave_one_out: patient}} # {few} is scored by a model of the others"
+    if 0 < guess.patients <= FOLDS_UP_TO:
+        return f"  splits: {{cross_validation: 5}} # {few} fifth is scored by a model of the others"
+    what = "patients" if "patient" in guess.files else "files"
+    return f"  drawn: {_flow(Files().drawn)} # of the {what}, each class in these shares"
 
 
 def _modality(name: str, guess: Guess) -> str:

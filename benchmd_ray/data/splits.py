@@ -15,6 +15,8 @@ from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 
 VERSION = 1
 """Raised whenever what it makes of the same values changes."""
+FOLDS = "folds"
+"""Split of all records of a dataset that is cross-validated, see `data.folds`."""
 TARGET_SPLIT = {"clean": "test", "released": "validation"}
 """Split of the records of a target that are scored, by policy (decision D19)."""
 
@@ -44,6 +46,30 @@ def balanced_splits(
     order; each split gets a patient of every class that has enough.
     ``patients`` and ``labels`` are of each record; ``shares`` need not sum to 1.
     """
+    splits: dict[str, str] = {}
+    for same_class in _by_rarest_class(dataset, patients, labels):
+        parts = _parts(len(same_class), list(shares.values()))
+        names = [split for split, part in zip(shares, parts, strict=True) for _ in range(part)]
+        splits |= dict(zip(same_class, names, strict=True))
+    return [splits[patient] for patient in patients]
+
+
+def folds_by_patient(
+    dataset: str, patients: Sequence[str], labels: Sequence[Sequence[str]], folds: int
+) -> list[list[str]]:
+    """Patients of each fold, of equal sizes and with each class in balance.
+
+    Patients are dealt to the folds in turn, class by class; classes and arguments as in
+    `balanced_splits`. Sizes, and numbers of a class, differ by one at most.
+    """
+    ordered = [name for same in _by_rarest_class(dataset, patients, labels) for name in same]
+    return [sorted(ordered[fold::folds]) for fold in range(folds)]
+
+
+def _by_rarest_class(
+    dataset: str, patients: Sequence[str], labels: Sequence[Sequence[str]]
+) -> list[list[str]]:
+    """Patients by the rarest class of their records, each in the order of a stable hash."""
     labels_of: dict[str, set[str]] = {}
     for patient, names in zip(patients, labels, strict=True):
         labels_of.setdefault(patient, set()).update(names)
@@ -52,13 +78,9 @@ def balanced_splits(
     for patient, names_of_patient in labels_of.items():
         rarest = min(names_of_patient, key=lambda name: (counts[name], name), default="")
         members.setdefault(rarest, []).append(patient)
-    splits: dict[str, str] = {}
     for same_class in members.values():
         same_class.sort(key=lambda patient: (stable_fraction(f"{dataset}/{patient}"), patient))
-        parts = _parts(len(same_class), list(shares.values()))
-        names = [split for split, part in zip(shares, parts, strict=True) for _ in range(part)]
-        splits |= dict(zip(same_class, names, strict=True))
-    return [splits[patient] for patient in patients]
+    return [members[name] for name in sorted(members)]
 
 
 def _parts(count: int, shares: Sequence[float]) -> list[int]:

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from benchmd_ray.data.catalog import MANIFEST, REBUILD, REMEDY, Catalog, Shard
+from benchmd_ray.data.folds import fold_catalogs
 from benchmd_ray.data.holding_out import by_record
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.records import HELD_OUT, SEPARATOR, positives_per_unit, targets_of
-from benchmd_ray.errors import count_of
+from benchmd_ray.data.resident import patients_of
+from benchmd_ray.data.splits import FOLDS
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.modality.tasks import Target
 from benchmd_ray.storage.location import entries
@@ -52,7 +55,30 @@ def verify(catalog: Catalog) -> Verification:
     shared = _shared_patients(groups, leaving)
     if catalog.manifest["policy"] == "clean":
         faults += [f"{both}. {REBUILD}" for both in shared]
+    if "folds" in catalog.manifest and not faults:
+        faults += _fold_faults(catalog, groups)
     return Verification(tuple(faults), tuple(_notes(catalog) + shared if not faults else ()))
+
+
+def _fold_faults(whole: Catalog, groups: dict[str, set[str]]) -> list[str]:
+    """What is wrong with the catalogs of the folds, and with the patients that they hold out."""
+    folds = whole.manifest["folds"]["patients"]
+    patients = [patient for fold in folds for patient in fold]
+    if sorted(patients) != sorted(groups[FOLDS]):
+        return [f"its folds are not each of its patients once. {REBUILD}"]
+    try:
+        catalogs = fold_catalogs(whole)
+    except BenchmdError as error:
+        return [str(error)]
+    faults = []
+    for number, (catalog, held_out) in enumerate(zip(catalogs, folds, strict=True)):
+        faults += [f"fold {number}: {fault}" for fault in verify(catalog).faults]
+        rows = sum(map(catalog.rows, catalog.manifest["splits"]))
+        if not faults and (
+            rows != whole.rows(FOLDS) or patients_of(catalog, ["test"]) != {*held_out}
+        ):
+            faults.append(f"fold {number} does not hold out its patients. {REBUILD}")
+    return faults
 
 
 def _shard_fault(
@@ -136,6 +162,7 @@ def cautions(catalog: Catalog) -> list[str]:
     card, splits = catalog.card, catalog.manifest["splits"]
     needed = ["train", "validation"] if card.role == "source" else []
     needed += [name for name in card.evaluation_splits[catalog.manifest["policy"]] if not needed]
+    needed = [] if "folds" in catalog.manifest else needed
     cautions = [
         f"no record is in {split}, without which {card.name} cannot be "
         f"{'trained on' if card.role == 'source' else 'scored'}: more patients, or a card that "
@@ -146,7 +173,7 @@ def cautions(catalog: Catalog) -> list[str]:
     cautions += [
         f"only {count_of(count, 'patient')} in {split}, fewer than {FEW_PATIENTS}: what is scored "
         "on so few is largely chance, and its intervals are too narrow"
-        for split in ("train", "validation", "test")
+        for split in (FOLDS, "train", "validation", "test")
         if 0 < (count := splits.get(split, {}).get("patients", 0)) < FEW_PATIENTS
     ]
     counts = splits.get(HELD_OUT, {}).get("conditions", {})

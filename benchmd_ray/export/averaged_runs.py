@@ -147,6 +147,12 @@ def require_averageable(runs: Sequence[Run]) -> None:
                 f"{name} is a pretraining: only classifiers are averaged. Name one pretraining, or "
                 "transfers."
             )
+        if "held_out_fold" in run.description and values["catalog"] != stated[0]["catalog"]:
+            raise BenchmdError(
+                f"{name} and {names[0]} are models of different folds of a cross-validation: no "
+                "record of their dataset is left to score the average. Name one, or runs on a "
+                "catalog with fixed splits."
+            )
         if differing := [what for what, value in values.items() if value != stated[0][what]]:
             raise BenchmdError(
                 f"{name} and {names[0]} differ in {', '.join(differing)}: runs that are averaged "

@@ -27,6 +27,7 @@ from benchmd_ray.report.ensembles import ensembles
 from benchmd_ray.report.frames import FRAMES, frame, place
 from benchmd_ray.report.names import Names, names_of, require_baseline
 from benchmd_ray.report.notes import notes
+from benchmd_ray.report.over_folds import is_of_fold, over_folds
 from benchmd_ray.report.pools import Pool, pools
 from benchmd_ray.report.rows import (
     Row,
@@ -294,17 +295,28 @@ def blocks(
     for together in _by_source(runs):
         scored: list[Scored] = []
         skipped: list[str] = []
+        of_folds: list[Scored] = []
         for start in range(0, len(together), RUNS_AT_ONCE):
             some = together[start : start + RUNS_AT_ONCE]
             read = [read_scored(run) for run in some]
-            scored += measured(
-                [result for part in read for result in part.scored], metrics, resamples
-            )
+            results = [result for part in read for result in part.scored]
+            of_folds += [result for result in results if is_of_fold(result.run)]
+            single = [result for result in results if not is_of_fold(result.run)]
+            scored += measured(single, metrics, resamples)
             skipped += [note for part in read for note in part.skipped]
             done += len(some)
             display.update(done)
+        joined, about_folds = over_folds(of_folds, named.of_runs)
+        scored += measured(joined, metrics, resamples)
         pooled, lines = pools(scored, named.of_runs)
-        lines = [*skipped, *lines, *apart(pooled), *other_seeds(pooled), *shared_patients(pooled)]
+        lines = [
+            *skipped,
+            *about_folds,
+            *lines,
+            *apart(pooled),
+            *other_seeds(pooled),
+            *shared_patients(pooled),
+        ]
         lines += of_pools(pooled, all_runs)
         yield SourceResults(pooled, lines)
     display.close()
@@ -328,8 +340,9 @@ def _frames_of(
 ) -> dict[str, pd.DataFrame]:
     """The frames of one block without those of training; ensembles are only in the scores."""
     block_pools, metrics = block.pools, tuple(METRICS)
-    several = {**subgroup_rows(block_pools, resamples), **contest_rows(block_pools)}
-    drawn = block_pools if curves else ()
+    of_one_model = [pool for pool in block_pools if not pool.first.parts]
+    several = {**subgroup_rows(of_one_model, resamples), **contest_rows(block_pools)}
+    drawn = of_one_model if curves else ()
     return {
         "rows": frame("rows", block.rows),
         "scores": frame("scores", pooled_rows(sorted(whole, key=lambda p: place(p.key)), metrics)),
@@ -368,5 +381,5 @@ def pooled_rows(pools_of_block: Sequence[Pool], metrics: Sequence[str]) -> Itera
                     "paper": paper(pool) if first else float("nan"),
                     "caution": pooled.caution,
                     "contamination": pool.contamination,
-                    "runs": "; ".join(member.run.folder.name for member in pool.runs),
+                    "runs": "; ".join(m.run.folder.name for one in pool.runs for m in one.models),
                 }

@@ -199,7 +199,8 @@ def difference(a: Pool, b: Pool, metric: str) -> Difference:
     exact = None
     if metric == "auroc" and _by_exchange(a, b):
         first = a.first
-        exact = exchange_p(first.targets, b.first.scores, first.scores, first.groups)
+        about = (first.targets, b.first.scores, first.scores, first.groups)
+        exact = exchange_p(*about, folds=first.folds)
     return _over_seeds(a, b, metric, exact)
 
 
@@ -226,11 +227,11 @@ def _over_seeds(a: Pool, b: Pool, metric: str, exact: float | None) -> Differenc
 def p_delong(a: Pool, b: Pool) -> float:
     """P-value of DeLong's test of the mean AUROC.
 
-    NaN with several seeds, as it compares two single models, and where a test is not allowed or the
-    interval would be rough.
+    NaN with several seeds or over folds, as it compares two single models, and where a test is not
+    allowed or the interval would be rough.
     """
     basis = a.basis("auroc")
-    several = len(a.members) > 1 or len(b.members) > 1
+    several = len(a.members) > 1 or len(b.members) > 1 or bool(a.first.parts or b.first.parts)
     if several or basis.no_test or basis.no_interval or basis.rough:
         return float("nan")
     first, other = a.first, b.first

@@ -78,16 +78,26 @@ def ensembles(
     return result
 
 
-def averaged(members: Sequence[Scored]) -> Scored:
+def averaged(members: Sequence[Scored], *, common: bool = False) -> Scored:
     """The mean of the runs' probabilities on one split, without metrics.
 
     Probabilities are averaged per record, before windows are pooled to scans, so the ensemble acts
-    as one model.
+    as one model. With ``common``, only over records that all have: of a cross-validation, runs are
+    not scored on what they share with their own training.
 
     Raises:
         BenchmdError: Predictions cannot be read, or are of different records.
     """
     tables = [_records(member) for member in members]
+    if common:
+        names = set.intersection(*(set(table["record_id"].to_pylist()) for table in tables))
+        if not names:
+            raise BenchmdError(
+                f"every record of {members[0].dataset} ({members[0].split}) is, or its patient is, "
+                "in the training of some fold's model."
+            )
+        kept = pa.array(sorted(names), pa.string())
+        tables = [table.filter(pc.is_in(table["record_id"], kept)) for table in tables]
     first = tables[0]
     for one, table in zip(members, tables, strict=True):
         if not table["record_id"].equals(first["record_id"]):
@@ -102,7 +112,7 @@ def averaged(members: Sequence[Scored]) -> Scored:
     )
     table = first.set_column(first.column_names.index("scores"), "scores", mean)
     (average,) = of_predictions(members[0].run, Predictions(table, dict(members[0].about)))
-    return average
+    return replace(average, parts=tuple(members)) if common else average
 
 
 def _records(member: Scored) -> pa.Table:

@@ -230,7 +230,9 @@ SCRATCH, KERNELS = "scratch", "random-kernels"
 MODES = {"knn": "k-NN", "linear": "linear", "finetune": "fine-tuning"}
 LABELS = ("full", "large", "medium", "small")
 SETTINGS = ("knn", "linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
-SPLITS = ("validation", "test")
+CROSS_VALIDATION, LEAVE_ONE_OUT = "cross-validation", "leave-one-out"
+"""In place of a split: all held-out records of a cross-validation, see `report.over_folds`."""
+SPLITS = ("validation", "test", CROSS_VALIDATION, LEAVE_ONE_OUT)
 _WORDS = "|".join(sorted(map(re.escape, TECHNIQUES.values()), key=len, reverse=True))
 _TECHNIQUE = re.compile(rf"(?:^|, )({_WORDS})(?= on |, | \(|$)")
 

@@ -188,6 +188,8 @@ def _named(
     if protocol == TUNED and has_folds and not fold_of(run):
         words += ", whole split"
     flat = _flat(about["determinants"])
+    if "held_out_fold" in about:  # the runs of all folds are one row
+        flat |= _flat({"catalog": about["held_out_fold"]["catalog"]})
     encoder = {name: flat[name] for name in flat if _of_encoder(name)}
     rest = {name: flat[name] for name in flat.keys() - encoder.keys() - AXES}
     encoder |= _pretraining(run, protocol, upstream)

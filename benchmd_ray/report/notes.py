@@ -8,11 +8,34 @@ import pandas as pd
 
 from benchmd_ray.evaluation.registry import benchmarks, starts
 from benchmd_ray.report.contamination import sentences
-from benchmd_ray.report.frames import BOOTSTRAP, MARK, UNKNOWN, by_name
+from benchmd_ray.report.frames import (
+    BOOTSTRAP,
+    CROSS_VALIDATION,
+    LEAVE_ONE_OUT,
+    MARK,
+    UNKNOWN,
+    by_name,
+)
 from benchmd_ray.report.protocols import START, TUNED
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import INTERVAL_PATIENTS, ROUGH_IN_CLASS, TEST_PATIENTS, Basis
+
+_HELD_OUT = "all records, each scored by the model that was not trained on its patient"
+_FIXED = (
+    "The interval keeps the models fixed: as their training sets overlap, it does not cover how "
+    "results vary with them"
+)
+OVER_FOLDS = {
+    CROSS_VALIDATION: f"{CROSS_VALIDATION}: {_HELD_OUT}. AUROC and AUPRC of a class are means over "
+    "the folds that have it and others, since scores of different models are not comparable; other "
+    f"metrics are over all records. {_FIXED}. Other datasets are scored by the models' average.",
+    LEAVE_ONE_OUT: f"{LEAVE_ONE_OUT}: {_HELD_OUT}. CAUTION: AUROC and AUPRC rank scores of "
+    "different models together; a model that lacks a patient of a class expects that class less, "
+    f"so they tend to be too low where a patient has one class only. {_FIXED}. Other datasets are "
+    "scored by the models' average.",
+}
+"""Notes on results over folds, by what stands for their split."""
 
 
 def notes(rows: pd.DataFrame) -> list[str]:
@@ -42,6 +65,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
             + " Fold models chose it on their own fold instead."
             * bool((protocols == START).any())
         )
+    lines += [text for split, text in OVER_FOLDS.items() if (aurocs["split"] == split).any()]
     if (aurocs["setting"] == "linear").any():
         lines.append("linear: a head on the frozen encoder, all labels.")
     if aurocs["setting"].str.startswith("knn").any():

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN
-from benchmd_ray.report.contamination import contamination, together
+from benchmd_ray.report.contamination import together
 from benchmd_ray.report.frames import KEY, place
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.protocols import fold_of
-from benchmd_ray.report.rows import key_of
+from benchmd_ray.report.rows import contamination_of, key_of
 from benchmd_ray.report.scored import Scored
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
 from benchmd_ray.scores.sums import mean_over_classes
@@ -60,8 +60,7 @@ class Pool:
     @cached_property
     def contamination(self) -> str:
         """What of the scored records the pretraining of its runs saw."""
-        patients = set(self.first.units["group_id"])
-        return together(contamination(m.run, m.about, patients) for m in self.runs)
+        return together(contamination_of(member) for member in self.runs)
 
     def values(self, metric: str) -> Floats:
         """Values of each seed, (seeds, 1 + classes): the mean over classes first."""

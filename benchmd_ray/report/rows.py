@@ -19,6 +19,7 @@ from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import BenchmdError, count_of, first_line
 from benchmd_ray.evaluation.registry import benchmarks, evaluations, published_for
 from benchmd_ray.report.contamination import contamination
+from benchmd_ray.report.contamination import together as contaminations
 from benchmd_ray.report.frames import FRAMES, frame
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.scored import Scored
@@ -74,6 +75,12 @@ def key_of(result: Scored, row: RowName) -> dict[str, str]:
     }
 
 
+def contamination_of(result: Scored) -> str:
+    """What of the scored records the pretrainings of its models saw, each of its own."""
+    texts = (contamination(m.run, m.about, m.units["group_id"]) for m in result.models)
+    return contaminations(texts)
+
+
 def score_rows(result: Scored, row: RowName) -> Iterator[Row]:
     """Rows of a measured result: each metric over all classes (``mean``) and of each class."""
     near = beside(result, row.protocol)
@@ -88,7 +95,7 @@ def score_rows(result: Scored, row: RowName) -> Iterator[Row]:
         "patients": result.patients,
         **_of_catalog(result.run, result.dataset, result.about),
         "unlike": "" if near is None or near.unlike is None else near.unlike,
-        "contamination": contamination(result.run, result.about, result.units["group_id"]),
+        "contamination": contamination_of(result),
         "run": result.run.folder.name,
     }
     positives = (result.targets == 1).sum(axis=0)

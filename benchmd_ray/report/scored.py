@@ -35,7 +35,7 @@ from benchmd_ray.runs.predictions import CLASSIFIED, Predictions, read_predictio
 from benchmd_ray.runs.store import Run
 from benchmd_ray.schema.typed import typed
 from benchmd_ray.scores.metrics import Values, metric
-from benchmd_ray.scores.resampling import resampled, usual_threads
+from benchmd_ray.scores.resampling import metric_over_folds, resampled, usual_threads
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
 from benchmd_ray.scores.support import Support, support
 
@@ -127,6 +127,15 @@ class Scored:
     """By metric: (resamples, 1 + classes), the mean over classes first. For a metric without an
     interval there are none: (0, 1 + classes).
     """
+    parts: tuple[Scored, ...] = ()
+    """Of a cross-validation: the results of its folds, each by a model of its own."""
+    folds: npt.NDArray[np.intp] | None = None
+    """(units,): the fold of each, where ranks are compared within folds only."""
+
+    @property
+    def models(self) -> tuple[Scored, ...]:
+        """The results of single models that it is made of."""
+        return self.parts or (self,)
 
     @cached_property
     def groups(self) -> npt.NDArray[np.intp]:
@@ -246,6 +255,7 @@ def _measured(result: Scored, metrics: Sequence[str], resamples: int, threads: i
         "targets": result.targets,
         "scores": result.scores,
         "groups": result.groups,
+        **({} if result.folds is None else {"folds": result.folds}),
     }
     how = {"task": result.task, "metrics": list(metrics), "resamples": resamples}
     stored = kept(
@@ -296,7 +306,11 @@ def _compute(result: Scored, metrics: Sequence[str], resamples: int, threads: in
     rows: dict[str, list[Any]] = {name: [] for name in KEPT.names}
     columns = 1 + len(result.classes)
     for name in metrics:
-        whole = metric(name, result.targets, result.scores, result.task)
+        if result.folds is None:
+            whole = metric(name, result.targets, result.scores, result.task)
+        else:
+            about = (result.targets, result.scores, result.task, result.folds)
+            whole = metric_over_folds(name, *about)
         drawn = np.empty((0, columns))
         if not all(result.support.basis(name, column).no_interval for column in range(columns)):
             drawn = resampled(
@@ -307,6 +321,7 @@ def _compute(result: Scored, metrics: Sequence[str], resamples: int, threads: in
                 result.task,
                 resamples=resamples,
                 threads=threads,
+                folds=result.folds,
             )
         rows["metric"] += columns * [name]
         rows["column"] += range(columns)

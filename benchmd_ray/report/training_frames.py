@@ -37,7 +37,8 @@ def of_pools(pools: Sequence[Pool], runs: Sequence[Run]) -> list[str]:
     meeting: dict[tuple[str, ...], list[Scored]] = {}
     for pool in pools:
         key = *(pool.key[name] for name in MEETING), mode_and_labels(pool.key["setting"])[1]
-        meeting.setdefault(key, []).extend(pool.members)
+        models = [model for member in pool.members for model in member.models]
+        meeting.setdefault(key, []).extend(models)
     return different_hardware(pools[0].key["source"], meeting.values(), runs) if pools else []
 
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from benchmd_ray.data.manifest_form import HeldOutFoldForm
 from benchmd_ray.data.provenance import Provenance
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.errors import Busy as Busy  # what `working` raises
@@ -86,6 +87,7 @@ class RunForm(TypedDict):
     weights: NotRequired[dict[str, Any]]
     published: NotRequired[Published]
     fold: NotRequired[FoldForm]
+    held_out_fold: NotRequired[HeldOutFoldForm]
 
 
 @dataclass(frozen=True)

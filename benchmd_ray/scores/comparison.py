@@ -8,6 +8,7 @@ trained models; `benchmd_ray.scores.seeds` adds the variation between training s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,6 +73,7 @@ def exchange_p(
     at_a_time: int = AT_A_TIME,
     most: int = EXCHANGES,
     seed: int = 0,
+    folds: npt.NDArray[np.intp] | None = None,
 ) -> float:
     """Two-sided p of the difference of two mean AUROCs on the same rows (exchange test).
 
@@ -82,9 +84,10 @@ def exchange_p(
     can be scored. Every ``at_a_time`` exchanges the test checks whether it can stop.
 
     Targets are (rows, classes), 1, 0, or -1 for unknown, which is masked per class; higher scores
-    mean more likely positive; groups are (rows,), the patient of each row.
+    mean more likely positive; groups are (rows,), the patient of each row. With ``folds``, (rows,),
+    of a cross-validation the AUROC of a class is its mean over folds, each ranked by itself.
     """
-    shares = exchange_shares(targets, scores_a, scores_b, groups)
+    shares = exchange_shares(targets, scores_a, scores_b, groups, folds)
     if not shares.size:
         return math.nan
     return exchange_of_shares(shares, at_a_time=at_a_time, most=most, seed=seed)
@@ -115,7 +118,11 @@ def _exchanged(shares: Floats, draws: int, rng: np.random.Generator) -> int:
 
 
 def exchange_shares(
-    targets: npt.ArrayLike, scores_a: npt.ArrayLike, scores_b: npt.ArrayLike, groups: npt.ArrayLike
+    targets: npt.ArrayLike,
+    scores_a: npt.ArrayLike,
+    scores_b: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    folds: npt.NDArray[np.intp] | None = None,
 ) -> Floats:
     """Each patient's share in the difference of the mean AUROC, b minus a, (patients,), sorted.
 
@@ -130,25 +137,40 @@ def exchange_shares(
     their ranks, by both techniques, lie below the two ranks of i: O(n log n).
     """
     labels, a, b, patient = _checked(targets, scores_a, scores_b, groups)
+    places = np.zeros(len(labels), np.intp) if folds is None else folds
     shares, scored = np.zeros(int(patient.max(initial=-1)) + 1), 0
     for target, *scores in zip(labels.T, a.T, b.T, strict=True):
-        positive, negative = target == 1, target == 0
-        pairs = np.count_nonzero(positive) * np.count_nonzero(negative)
-        if not pairs:
-            continue
-        scored += 1
-        rows = positive | negative
-        ranks = np.zeros((2, len(target)))
-        ranks[:, rows] = [rankdata(score[rows]) for score in scores]
-        for side, other, sign in ((positive, negative, 1), (negative, positive, -1)):
-            both = np.sort(ranks[:, other].ravel())
-            side_ranks = ranks[:, side]
-            twice = np.searchsorted(both, side_ranks, "left") + np.searchsorted(
-                both, side_ranks, "right"
-            )
-            gained = sign * (twice[1] - twice[0]) / (4 * pairs)
-            shares += np.bincount(patient[side], gained, minlength=len(shares))
+        within = [
+            _shares_of(target[rows], [score[rows] for score in scores], patient[rows], len(shares))
+            for rows in (places == fold for fold in np.unique(places))
+        ]
+        if ranked := [part for part in within if part is not None]:
+            scored += 1
+            shares += np.mean(ranked, axis=0)
     return shares / scored if scored else np.empty(0)
+
+
+def _shares_of(
+    target: Targets, scores: Sequence[Floats], patient: Patients, patients: int
+) -> Floats | None:
+    """`exchange_shares` of one class; None without a positive or a negative."""
+    positive, negative = target == 1, target == 0
+    pairs = np.count_nonzero(positive) * np.count_nonzero(negative)
+    if not pairs:
+        return None
+    shares = np.zeros(patients)
+    rows = positive | negative
+    ranks = np.zeros((2, len(target)))
+    ranks[:, rows] = [rankdata(score[rows]) for score in scores]
+    for side, other, sign in ((positive, negative, 1), (negative, positive, -1)):
+        both = np.sort(ranks[:, other].ravel())
+        side_ranks = ranks[:, side]
+        twice = np.searchsorted(both, side_ranks, "left") + np.searchsorted(
+            both, side_ranks, "right"
+        )
+        gained = sign * (twice[1] - twice[0]) / (4 * pairs)
+        shares += np.bincount(patient[side], gained, minlength=patients)
+    return shares
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,11 @@ def chosen_datasets(choice: Choice) -> Found:
         for d in alone
     ]
     also = from_catalogs(choice.also) if choice.also else Found(())
+    if folded := sorted({d.name for d in also.datasets if d.fold is not None}):
+        raise BenchmdError(
+            f"--also names {', '.join(folded)}, whose catalog is cut into folds: expected catalogs "
+            "with fixed splits, or of targets."
+        )
     kept = tuple(d for d in chosen if d not in alone)
     others = tuple(d for d in also.datasets if d not in kept)  # otherwise it would be read twice
     return Found(kept, (*available.notes, *notes, *also.notes), others)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
+from benchmd_ray.data.folds import fold_catalogs
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.pooled import members_of, open_pretraining
 from benchmd_ray.errors import BenchmdError
@@ -41,6 +42,13 @@ class PlannedDataset:
     """Its catalog; None if only the card is known."""
     digest: str | None = field(default=None, repr=False)
     """Hash of the catalog."""
+    fold: int | None = None
+    """Fold of a cross-validation that is scored, of which the others are trained on."""
+
+    @property
+    def fold_name(self) -> str:
+        """Its part of the names of items: ``fold-2/``; empty without folds."""
+        return "" if self.fold is None else f"fold-{self.fold}/"
 
     @property
     def modality(self) -> str:
@@ -64,6 +72,8 @@ class Found:
 def from_catalogs(paths: Iterable[Location]) -> Found:
     """Datasets of catalogs or folders, by modality, role (sources first), name and policy.
 
+    A catalog that is cut into folds is a dataset for each.
+
     Raises:
         BenchmdError: A path has no catalog, a catalog cannot be read, or two catalogs have the same
             dataset and policy.
@@ -83,15 +93,15 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
             for folder, finished in catalogs
             if not finished
         ]
-    datasets: dict[tuple[str, str], PlannedDataset] = {}
-    for folder in folders:
-        dataset = _of_catalog(open_catalog(folder))
-        key = (dataset.name, dataset.policy)
+    datasets: dict[tuple[str, str, int | None], PlannedDataset] = {}
+    for dataset in (dataset for folder in folders for dataset in _datasets_of(folder)):
+        key = (dataset.name, dataset.policy, dataset.fold)
         if key in datasets:
             raise BenchmdError(
-                f"{datasets[key].catalog} and {folder} are both catalogs of {dataset.name} with "
-                f"policy {dataset.policy}: name one of them. If they are of other records, build "
-                "one from a card with another name (role: target, to be scored only)."
+                f"{datasets[key].catalog} and {dataset.catalog} are both catalogs of "
+                f"{dataset.name} with policy {dataset.policy}: name one of them. If they are of "
+                "other records, build one from a card with another name (role: target, to be "
+                "scored only)."
             )
         datasets[key] = dataset
     return Found(tuple(sorted(datasets.values(), key=_order)), tuple(notes))
@@ -142,8 +152,16 @@ def require_one_each(catalogs: Iterable[tuple[str, Location | None]]) -> None:
         places[name] = place
 
 
-def _order(dataset: PlannedDataset) -> tuple[str, ...]:
-    return (dataset.modality, dataset.role, dataset.name, dataset.policy)
+def _order(dataset: PlannedDataset) -> tuple[str | int, ...]:
+    fold = -1 if dataset.fold is None else dataset.fold
+    return (dataset.modality, dataset.role, dataset.name, dataset.policy, fold)
+
+
+def _datasets_of(folder: Location) -> list[PlannedDataset]:
+    """The dataset of a catalog, or those of its folds."""
+    catalog = open_catalog(folder, folds=True)
+    catalogs = fold_catalogs(catalog) if "folds" in catalog.manifest else [catalog]
+    return [_of_catalog(catalog) for catalog in catalogs]
 
 
 def _catalog_folders(path: Location, depth: int = DEPTH) -> Iterator[tuple[Location, bool]]:
@@ -174,6 +192,7 @@ def _of_catalog(catalog: Catalog) -> PlannedDataset:
         positives=tuple(classes[name] for name in catalog.card.classes if name in classes),
         catalog=catalog.path,
         digest=catalog.digest,
+        fold=None if catalog.held_out_fold is None else catalog.held_out_fold["number"],
     )
 
 

@@ -321,6 +321,7 @@ def _description(
         "source": source.dataset,
         "raw": [source.manifest["raw"][name] for name in ("records", "expected")],
         "provenance": source.provenance,
+        **({} if source.held_out_fold is None else {"held_out_fold": source.held_out_fold}),
         "options": source.options,
         "policy": source.manifest["policy"],
         "seed": settings.seed,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.evaluation.evaluation import usual_evaluation
 from benchmd_ray.evaluation.registry import evaluations_asked
 from benchmd_ray.service.choice import (
@@ -131,7 +132,7 @@ def make_plan(
     estimator = _estimator(drafts, chosen.datasets, store, kind, tflops=tflops, measure=measure)
     items = tuple(_item(draft, estimator, kind == "cuda") for draft in drafts)
     notes += _of_workers(drafts, estimator)
-    return Plan(items, estimator.basis(), tuple(notes))
+    return Plan(items, estimator.basis(), tuple(dict.fromkeys(notes)))
 
 
 def _require_read(choice: Choice) -> None:
@@ -198,10 +199,12 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
             d
             for d in (*(d for d in datasets if d.policy == source.policy), *chosen.also)
             if pretraining is None or d.role == "source" or d.digest not in pretraining.digests
+            if d.fold is None or d is source
         ]
         drafts += _drafts_of_source(
             choice, source, targets, others, techniques=fitting, pretraining=pretraining
         )
+    notes += _notes_on_folds(choice, datasets)
     reasons = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
     notes += [f"{why} ({where})." for why, where in reasons.items()]
     used = dict.fromkeys(draft.technique for draft in drafts)
@@ -216,6 +219,22 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
     return drafts
 
 
+def _notes_on_folds(choice: Choice, datasets: Sequence[PlannedDataset]) -> Iterator[str]:
+    """How often sources that are cross-validated are trained, and how they are not evaluated."""
+    asked = evaluations_asked(choice.evaluated or choice.bench)
+    for name, folds in Counter(d.name for d in datasets if d.fold is not None).items():
+        yield (
+            f"{name}: cross-validated by patient, so each run is trained {count_of(folds, 'time')},"
+            " once for each held-out fold."
+        )
+        task = next(d.kind.task for d in datasets if d.name == name)
+        fit = [e for e in asked if task.kind in e.tasks and e is not usual_evaluation(task)]
+        if fit:
+            named = ", ".join(evaluation.name for evaluation in fit)
+            usual = usual_evaluation(task).name
+            yield f"{name}: {named} skipped, as folds are only scored by {usual}."
+
+
 def _drafts_of_source(
     choice: Choice,
     source: PlannedDataset,
@@ -228,7 +247,8 @@ def _drafts_of_source(
     exported: dict[str, str] = {}
     for seed in dict.fromkeys(choice.seeds):
         for technique, settings in techniques.items():
-            name = f"{source.name}/{source.policy}/{technique_label(technique)}/seed-{seed}"
+            place = f"{source.name}/{source.policy}/{technique_label(technique)}"
+            name = f"{place}/{source.fold_name}seed-{seed}"
             seeded = replace(settings, seed=seed)
             upstream = exported.get(technique)
             if pretraining is not None and pretraining.serves(technique):
@@ -277,6 +297,8 @@ def _evaluations(
         if task.kind not in evaluation.tasks:
             continue
         usual = evaluation is usual_evaluation(task)
+        if transfer.source.fold is not None and not usual:
+            continue  # see `_notes_on_folds`
         for dataset in (transfer.source, *targets):
             if dataset.role not in evaluation.roles or (usual and dataset is transfer.source):
                 continue

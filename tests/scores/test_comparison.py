@@ -588,3 +588,25 @@ def test_every_ordered_pair_is_tested_once():
 def test_a_family_of_any_shape_is_holms():
     p = np.array([[np.nan, 0.01, 0.04], [0.3, np.nan, 0.02]])
     np.testing.assert_array_equal(holm_together(p).ravel(), holm(p.ravel()))
+
+
+def test_an_exchange_over_folds_ranks_each_fold_by_itself():
+    """Offsets of the folds' models change nothing; the shares add up to the difference."""
+    rng = np.random.default_rng(0)
+    target, fold = rng.integers(0, 2, 60), np.arange(60) % 3
+    targets = np.stack([1 - target, target], axis=1)
+    a, b = (rng.normal(size=60) + gain * target for gain in (0.2, 1.0))
+    both = [np.stack([-score, score], axis=1) for score in (a, b)]
+    shares = exchange_shares(targets, *both, np.arange(60), fold)
+    of_folds = [
+        roc_auc_score(target[fold == f], b[fold == f])
+        - roc_auc_score(target[fold == f], a[fold == f])
+        for f in range(3)
+    ]
+    np.testing.assert_allclose(shares.sum(), np.mean(of_folds))
+    offsets = 10 * rng.normal(size=3)[fold][:, None] * np.array([-1, 1])
+    moved = exchange_shares(targets, both[0], both[1] + offsets, np.arange(60), fold)
+    np.testing.assert_allclose(moved, shares)
+    p = exchange_p(targets, *both, np.arange(60), folds=fold)
+    assert p == exchange_p(targets, both[0], both[1] + offsets, np.arange(60), folds=fold)
+    assert p != exchange_p(targets, both[0], both[1] + offsets, np.arange(60))

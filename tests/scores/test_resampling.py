@@ -2,13 +2,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores import resampling
 from benchmd_ray.scores.metrics import auroc_per_class
-from benchmd_ray.scores.resampling import group_multiplicities, resampled, resampled_means
+from benchmd_ray.scores.resampling import (
+    group_multiplicities,
+    metric_over_folds,
+    resampled,
+    resampled_means,
+)
+from benchmd_ray.scores.seeds import pooled_seeds
 from benchmd_ray.scores.sums import mean_over_classes
+from benchmd_ray.scores.support import support
 
 
 @pytest.fixture(autouse=True)
@@ -249,3 +257,80 @@ def test_means_of_nothing_drawn_and_of_one_patient_are_nan():
     assert np.isnan(resampled_means(values, [0, 0, 0], resamples=5)).all()
     with pytest.raises(BenchmdError, match="resamples must be at least 1"):
         resampled_means(values, [0, 1, 2], resamples=0)
+
+
+def shifted(rng, patients, folds, apart):
+    """Scores of a cross-validation of two classes: each fold's model has an offset of its own."""
+    targets = rng.permutation(np.arange(patients) % 2)
+    fold = rng.permutation(np.arange(patients) % folds)
+    score = rng.normal(size=patients) + apart * targets + 5 * rng.normal(size=folds)[fold]
+    both = np.stack([1 - targets, targets], axis=1)
+    probability = 1 / (1 + np.exp(-score))
+    return both, np.stack([1 - probability, probability], axis=1), fold
+
+
+def test_a_metric_over_folds_is_the_mean_of_scikit_learn_in_each():
+    targets, scores, folds = shifted(np.random.default_rng(0), 60, 5, 1.0)
+    value = metric_over_folds("auroc", targets, scores, "single-label", folds)
+    of_folds = [roc_auc_score(targets[folds == f, 1], scores[folds == f, 1]) for f in range(5)]
+    np.testing.assert_allclose([value.mean, *value.per_class], np.mean(of_folds))
+    pooled = metric_over_folds("accuracy", targets, scores, "single-label", folds)
+    assert pooled.mean == np.mean(targets.argmax(axis=1) == scores.argmax(axis=1))
+
+
+def test_a_fold_without_a_class_is_no_part_of_its_mean():
+    targets, scores, folds = shifted(np.random.default_rng(1), 30, 3, 1.0)
+    targets[folds == 2] = (1, 0)
+    value = metric_over_folds("auroc", targets, scores, "single-label", folds)
+    of_folds = [roc_auc_score(targets[folds == f, 1], scores[folds == f, 1]) for f in (0, 1)]
+    np.testing.assert_allclose(value.mean, np.mean(of_folds))
+
+
+def test_scores_without_information_give_one_half_over_folds_and_not_pooled():
+    """Folds whose share of a class and whose model's offset go together, as in leave-one-out."""
+    rng, within, naive = np.random.default_rng(2), [], []
+    for _ in range(200):
+        fold = np.arange(50) % 5
+        share = np.array([0.2, 0.35, 0.5, 0.65, 0.8])
+        target = (rng.random(50) < share[fold]).astype(int)
+        score = rng.normal(size=50) - 4 * share[fold]  # trained without them, it expects fewer
+        both, scores = np.stack([1 - target, target], axis=1), np.stack([-score, score], axis=1)
+        within.append(metric_over_folds("auroc", both, scores, "single-label", fold).mean)
+        naive.append(roc_auc_score(target, score))
+    assert abs(np.mean(within) - 0.5) < 0.02
+    assert np.mean(naive) < 0.4
+
+
+def test_resamples_over_folds_are_those_of_a_slow_loop():
+    targets, scores, folds = shifted(np.random.default_rng(3), 40, 4, 1.0)
+    groups = np.array([f"p{number:02}" for number in np.random.default_rng(4).permutation(40)])
+    drawn = resampled("auroc", targets, scores, groups, "single-label", resamples=5, folds=folds)
+    for draw in range(5):
+        rng, values = np.random.default_rng((0, draw)), []
+        for fold in range(4):
+            rows = np.flatnonzero(folds == fold)
+            rows = rows[np.argsort(groups[rows])]
+            chosen = rows[rng.integers(0, len(rows), len(rows))]
+            if len(set(targets[chosen, 1])) == 2:
+                values.append(roc_auc_score(targets[chosen, 1], scores[chosen, 1]))
+        np.testing.assert_allclose(drawn[draw], np.mean(values))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("patients", "folds", "truth"), [(60, 5, 0.7), (100, 5, 0.9), (40, 4, 0.8)]
+)
+def test_intervals_over_folds_cover_the_truth(patients, folds, truth):
+    rng, covered, draws = np.random.default_rng(5), 0, 300
+    apart = np.sqrt(2) * norm.ppf(truth)
+    groups = np.arange(patients)
+    for _ in range(draws):
+        about = shifted(rng, patients, folds, apart)
+        value = metric_over_folds("auroc", *about[:2], "single-label", about[2]).mean
+        drawn = resampled(
+            "auroc", *about[:2], groups, "single-label", resamples=200, folds=about[2]
+        )
+        basis = support(about[0], groups).basis("auroc")
+        pooled = pooled_seeds([value], [drawn[:, 0]], basis)
+        covered += pooled.low <= truth <= pooled.high
+    assert 0.92 * draws <= covered <= 0.995 * draws

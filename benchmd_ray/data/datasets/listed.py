@@ -37,7 +37,7 @@ from benchmd_ray.data.raw import (
 )
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError, hashed_patient
-from benchmd_ray.data.splits import balanced_splits
+from benchmd_ray.data.splits import FOLDS, balanced_splits
 from benchmd_ray.data.tables import MAX_BYTES
 from benchmd_ray.errors import BenchmdError, composed, count_of, shown
 
@@ -321,6 +321,8 @@ def _splits(kept: Sequence[Named], card: DatasetCard) -> list[str]:
     files = _files(card)
     if card.role == "target":
         return ["test"] * len(kept)
+    if files.folds is not None:
+        return [FOLDS] * len(kept)
     if all(record.split is None for record in kept):
         return balanced_splits(
             card.name,

@@ -190,7 +190,7 @@ def stated_split(card: DatasetCard, files: Files, record: Named) -> str:
     if card.role == "target":
         return "test"
     text = record.split or ""
-    return files.splits.get(text, text if text in get_args(Split) else "")
+    return str(files.splits.get(text, text if text in get_args(Split) else ""))
 
 
 def each_once(

@@ -198,6 +198,8 @@ def _splits(files: Files, role: str) -> str:
     """How the splits of a dataset that has only a card are made."""
     if role == "target":
         return "All records are scored."
+    if files.folds is not None:
+        return "In folds of patients, each scored by a model that is trained on the others."
     if files.split or files.lists or (not files.table and "split" in files.levels):
         return "The splits that the files state."
     by_patient = files.patient or (not files.table and "patient" in files.levels)
@@ -276,7 +278,7 @@ def named(name: str) -> DatasetCard | Catalog:
     if name in cards():
         return dataset_card(name)
     if name.startswith(SCHEME) or Path(name).exists():
-        return open_catalog(location(name))
+        return open_catalog(location(name), folds=True)
     if name in broken_cards():
         raise BenchmdError(broken_cards()[name])
     raise BenchmdError(f"{unknown_name('dataset', name, cards())} Nor is {name} a folder.")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.folds import sentence
 from benchmd_ray.data.quarantine import summarised
 from benchmd_ray.data.records import HELD_OUT
 from benchmd_ray.data.verify import cautions
@@ -57,6 +58,7 @@ def describe_catalog(catalog: Catalog) -> list[str]:
         built += f", {name}={value}"
     lines = [
         f"{catalog.path}: {catalog.dataset}, {built}, digest {catalog.digest[:16]}",
+        *([sentence(catalog)] if "folds" in manifest else []),
         *count_table("", list(splits), _rows(catalog, splits)),
         *_statistics(catalog),
     ]

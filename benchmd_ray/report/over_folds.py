@@ -1,0 +1,99 @@
+"""Cross-validation: the results of the models of all folds as one, of each setting and seed.
+
+On the source the predictions of all held-out records are pooled, each by the model that was not
+trained on its patient. On other datasets the probabilities of the models are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.report.ensembles import averaged
+from benchmd_ray.report.frames import CROSS_VALIDATION, LEAVE_ONE_OUT
+from benchmd_ray.report.names import RowName
+from benchmd_ray.report.protocols import fold_of
+from benchmd_ray.report.rows import key_of
+from benchmd_ray.report.scored import Scored
+from benchmd_ray.runs.store import Run
+
+
+def is_of_fold(run: Run) -> bool:
+    """Whether a run is one of a cross-validation; the models of a search in a fold are not."""
+    return "held_out_fold" in run.description and not fold_of(run)
+
+
+def over_folds(
+    results: Sequence[Scored], names: Mapping[Path, RowName]
+) -> tuple[list[Scored], list[str]]:
+    """Results without metrics, over all folds, and notes on those that lack a fold.
+
+    ``results`` are of `is_of_fold` runs; ``names`` as in `pools.pools`.
+    """
+    together: dict[tuple[Any, ...], dict[int, dict[str, Scored]]] = {}
+    for result in results:
+        stated, key = _stated(result), key_of(result, names[result.run.folder])
+        place = (*key.values(), result.run.description["seed"], stated["catalog"])
+        members = together.setdefault(place, {}).setdefault(stated["number"], {})
+        members[result.run.digest] = result  # the same run in several stores counts once
+    whole, notes = [], []
+    for of_fold in together.values():
+        runs = [next(iter(of_fold[number].values())) for number in sorted(of_fold)]
+        first, folds = runs[0], _stated(runs[0])["folds"]
+        about = first.run.description
+        where = (
+            f"{about['source']} on {first.dataset}, {names[first.run.folder].technique}, "
+            f"{about['setting']}, seed {about['seed']}"
+        )
+        if len(runs) < folds:
+            notes.append(
+                f"{where}: {len(runs)} of {folds} folds are finished, so it is not shown. Run the "
+                "same `benchmd run` again."
+            )
+            continue
+        if several := [number for number, members in of_fold.items() if len(members) > 1]:
+            notes.append(
+                f"{where}: fold {several[0]} has several runs that differ only in their "
+                "pretraining, so it is not shown."
+            )
+            continue
+        try:
+            of_source = first.dataset == about["source"]
+            whole.append(_pooled(runs) if of_source else averaged(runs, common=True))
+        except BenchmdError as error:
+            notes.append(f"{where}: skipped, {error}")
+    return whole, notes
+
+
+def _stated(result: Scored) -> Mapping[str, Any]:
+    """Which fold a run held out."""
+    stated: Mapping[str, Any] = result.run.description["held_out_fold"]
+    return stated
+
+
+def _pooled(runs: Sequence[Scored]) -> Scored:
+    """The predictions of all held-out records, without metrics, sorted by unit."""
+    first, stated = runs[0], _stated(runs[0])
+    units = pd.concat([run.units for run in runs], ignore_index=True)
+    order = np.argsort(units["unit_id"].to_numpy(dtype=np.str_), kind="stable")
+    targets, scores = (
+        np.concatenate([getattr(run, name) for run in runs])[order]
+        for name in ("targets", "scores")
+    )
+    folds = np.repeat([_stated(run)["number"] for run in runs], [len(run.units) for run in runs])
+    return replace(
+        first,
+        about={**first.about, "catalog": stated["catalog"]},
+        split=LEAVE_ONE_OUT if stated["leave_one_out"] else CROSS_VALIDATION,
+        targets=targets,
+        scores=scores,
+        units=units.iloc[order].reset_index(drop=True),
+        parts=tuple(runs),
+        folds=None if stated["leave_one_out"] else folds[order],
+    )
