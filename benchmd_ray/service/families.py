@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from benchmd_ray.data.pooled import digests, members_of, open_pretraining
 from benchmd_ray.errors import BenchmdError, unknown_name
@@ -33,6 +34,10 @@ from benchmd_ray.tuning.stages import Stage, stage_of, with_linear
 
 USUAL_SETTINGS = ("linear", "knn", "finetune-full")
 """Settings that are searched, unless some are named."""
+
+
+Changes = tuple[Mapping[str, Any], ...]
+"""Settings by group; later ones override earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class Tuning:
     """Memory that a job may allocate; None divides an embedded machine's memory among them."""
     fixed: tuple[str, ...] = ()
     """Settings that no family searches, if it has them."""
+    reductions: Changes = ()
+    """Changes that make networks small, before those of the choice."""
 
 
 def family_stage(family: Family) -> Stage:
@@ -82,14 +89,20 @@ def family_choice(tuning: Tuning, technique: str, setting: str = "") -> Choice:
         choice = replace(
             choice, bench=USUAL, start="", evaluated=evaluated, techniques=(), settings=()
         )
-    if technique not in tuning.techniques and own_encoder(technique) is not None:
-        overrides = tuple(
-            {group: values for group, values in changes.items() if group != "encoder"}
-            for changes in choice.overrides
-        )
-        choice = replace(choice, overrides=overrides)
+    reductions, overrides = tuning.reductions, choice.overrides
+    if own_encoder(technique) is not None:
+        reductions = _without_encoder(reductions)
+        if technique not in tuning.techniques:
+            overrides = _without_encoder(overrides)
+    choice = replace(choice, overrides=(*reductions, *overrides))
     settings = ("linear" if setting == PRETRAIN else setting,) if setting else ()
     return replace(choice, techniques=(technique,), settings=settings)
+
+
+def _without_encoder(changes: Changes) -> Changes:
+    return tuple(
+        {group: values for group, values in each.items() if group != "encoder"} for each in changes
+    )
 
 
 def space_of(technique: str, setting: str, kind: Modality, path: Path | None = None) -> Space:

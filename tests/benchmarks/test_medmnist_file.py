@@ -12,7 +12,7 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.choice import technique_settings
-from benchmd_ray.service.families import space_of
+from benchmd_ray.service.families import family_choice, space_of
 from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.tuning.spaces import starting_at
@@ -25,7 +25,8 @@ def begun(name, **asked):
     asked = {"start": "", "small": False, "space": None, "held": ()} | asked
     tuning = file_tuning(cards()[name], Path("catalogs"), trials=1, seeds=(0,), **asked)
     assert (tuning.techniques, tuning.searched) == ((), ())  # all families
-    settings, _ = technique_settings(tuning.choice, kind_of(name), "scratch")
+    choice = family_choice(tuning, "scratch")
+    settings, _ = technique_settings(choice, kind_of(name), "scratch")
     space = space_of("scratch", "finetune-full", kind_of(name), tuning.space)
     return settings, starting_at(space, settings, tuning.held)
 
@@ -61,6 +62,18 @@ def test_a_setting_of_another_family_may_be_fixed():
     fixed = {family.name: family.held for family in plan.families}
     assert fixed["scratch finetune"] == frozenset()
     assert fixed["random-kernels linear"] == {kernels}
+
+
+def test_a_small_search_of_random_kernels_alone_starts_with_their_settings():
+    """Narrow networks are of the families that train one."""
+    asked = {"start": "", "small": True, "space": None, "held": (), "trials": 1}
+    named = {"techniques": ("random-kernels",), "assignments": ("encoder.options.kernels=500",)}
+    tuning = file_tuning(cards()["breastmnist"], None, seeds=(0,), **asked, **named)
+    (plan,) = planned_searches(tuning, gpu=False)
+    assert {family.technique for family in plan.families} == {"random-kernels"}
+    for family in plan.families:
+        assert family.settings[0].encoder.options["kernels"] == 500
+        assert "width" not in family.settings[0].encoder.options
 
 
 @pytest.mark.parametrize("baseline", ["resnet34", "resnet18-100"])

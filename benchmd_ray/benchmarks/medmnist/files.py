@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.benchmarks.medmnist.recipes import baseline_settings, small_assignments
+from benchmd_ray.benchmarks.medmnist.recipes import baseline_settings, reductions
 from benchmd_ray.data.build import build
 from benchmd_ray.data.cards import DatasetCard, cards
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.medmnist_cards import COLLECTION, CURRENT
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.service.choice import Choice, technique_settings
 from benchmd_ray.service.families import Tuning, space_of
@@ -116,24 +118,20 @@ def file_tuning(
     **limits: Any,
 ) -> Tuning:
     """A search on a dataset from a baseline or the usual one (empty), over all families."""
-    if small and space is None:
+    if small and space is None and (techniques or (SCRATCH,))[0] == SCRATCH:
         space = Path(__file__).with_name("small.yaml")
-    reductions = small_assignments(card.modality) if small else ()
+    reduced = reductions(card.modality) if small else ()
     choice = Choice(
         catalogs=() if folder is None else (folder / card.name,),
         datasets=(card.name,),
         seeds=seeds,
-        assignments=(*reductions, *assignments),
+        assignments=assignments,
         bench="medmnist",
         start=start,
     )
-    begun, _ = technique_settings(choice, card.modality, SCRATCH)
-    require_fitting(card.signal, begun.encoder)
-    start_space = space_of(SCRATCH, choice.settings[0], card.modality, space)
-    names = {
-        parameter.name for parameter in start_space.parameters
-    }  # `held` may be of another family
-    starting_at(start_space, begun, names.intersection(held))
+    if not techniques or SCRATCH in techniques:
+        of_scratch = replace(choice, overrides=(*reduced, *choice.overrides))
+        _require_within_space(of_scratch, card.modality, space, held)
     return Tuning(
         choice,
         techniques=techniques,
@@ -143,4 +141,16 @@ def file_tuning(
         budget=Budget(**limits),
         portfolio=read_portfolio(),
         single=single,
+        reductions=reduced,
     )
+
+
+def _require_within_space(
+    choice: Choice, modality: Modality, space: Path | None, held: tuple[str, ...]
+) -> None:
+    """Refuse a baseline that the signals or the space of networks from scratch do not fit."""
+    begun, _ = technique_settings(choice, modality, SCRATCH)
+    require_fitting(modality.signal, begun.encoder)
+    searched = space_of(SCRATCH, choice.settings[0], modality, space)
+    names = {parameter.name for parameter in searched.parameters}
+    starting_at(searched, begun, names.intersection(held))  # `held` may be of another family

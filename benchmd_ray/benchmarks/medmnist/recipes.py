@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from benchmd_ray.data.medmnist_cards import IMAGE_GROUPS
@@ -92,17 +93,9 @@ SMALL_TRANSFORMER = {
 """The same for the transformer that is searched next to it."""
 
 
-def small_assignments(modality: Modality) -> tuple[str, ...]:
-    """The settings of a small baseline, as assignments."""
-    changes = SMALL[len(modality.signal.axes)]
-    return (
-        *(
-            f"encoder.options.{name}={value}"
-            for name, value in changes["encoder"]["options"].items()
-        ),
-        f"transfer.epochs={changes['transfer']['epochs']}",
-        *(f"encoder.{name}={value}" for name, value in SMALL_TRANSFORMER.items()),
-    )
+def reductions(modality: Modality) -> tuple[dict[str, Any], ...]:
+    """The changes that make networks of a modality small."""
+    return {"encoder": SMALL_TRANSFORMER}, SMALL[len(modality.signal.axes)]
 
 
 def small_settings(modality: Modality, technique: str, variant: str) -> Settings:
@@ -117,5 +110,4 @@ def like_small(modality: Modality, technique: str, settings: Settings) -> Settin
 
 
 def _reduced(modality: Modality, settings: Settings) -> Settings:
-    smaller = updated(settings, {"encoder": SMALL_TRANSFORMER})
-    return updated(smaller, SMALL[len(modality.signal.axes)])
+    return reduce(updated, reductions(modality), settings)
