@@ -150,7 +150,7 @@ def test_the_documented_commands_on_real_chest_x_rays_run_as_written(real_data, 
 @pytest.mark.parametrize(
     ("section", "less", "made"),
     [
-        ("own-pictures", LESS[-1:], "views-report/report.html"),
+        ("own-pictures", LESS[-1:], "films-report/report.html"),
         ("own-signal", LESS[-1:], "hearts-report/report.html"),
         ("small-medmnist", LESS[-1:], "breast/report/report.html"),
         ("small-ood", BRIEF, "ood-report/robustness.csv"),

@@ -22,7 +22,7 @@ from benchmd_ray.data.name_patterns import guessed_pattern, named_in
 from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.raw import walk
 from benchmd_ray.data.records import METADATA, RecordError
-from benchmd_ray.data.tables import header_of
+from benchmd_ray.data.tables import header_of, sex
 from benchmd_ray.errors import BenchmdError, composed, shown
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
@@ -223,6 +223,8 @@ def _of_rows(
     if split is not None:
         _add_split(guess, split, sorted({row[split] for row in rows}))
     metadata = {name: names[name] for name in METADATA if name in names}
+    if "sex" in metadata and not any(sex(row[metadata["sex"]]) for row in rows):
+        guess.unknown.append(f"what the codes of the column {metadata.pop('sex')} mean")
     files |= {"metadata": metadata} if metadata else {}
     taken = {column, *metadata.values(), patient, split}
     counts = {

@@ -15,6 +15,7 @@ from PIL import Image
 
 from benchmd_ray.cli import main
 from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.guess import guessed
 from benchmd_ray.data.new_card import new_card
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.card_folders import CARDS
@@ -56,6 +57,21 @@ def test_folders_of_splits_and_classes(tmp_path, monkeypatch, build_here):
         "train": 12, "validation": 6, "test": 9,
     }  # fmt: skip
     assert counts(catalog) == dict.fromkeys(KINDS, 9)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [(("0", "1"), {}), (("m", "F"), {"sex": "sex"}), (("", "M"), {"sex": "sex"})],
+)
+def test_a_column_of_codes_is_no_metadata(codes, expected, tmp_path):
+    """No one can say whether 0 is male."""
+    write_pictures(tmp_path, [f"{n}.png" for n in range(6)], channels=1)
+    lines = [f"{n}.png,{KINDS[n % 3]},{codes[n % 2]}" for n in range(6)]
+    (tmp_path / "list.csv").write_text("name,diagnosis,sex\n" + "\n".join(lines) + "\n")
+    found = guessed(tmp_path)
+    assert found.files.get("metadata", {}) == expected
+    assert ("what the codes of the column sex mean" in found.unknown) == (not expected)
+    assert found.files["label"] == "diagnosis"
 
 
 def test_a_table_of_grey_pictures_in_a_folder(tmp_path, monkeypatch, build_here):
