@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -96,7 +97,8 @@ def _named(running: Sequence[Progressing]) -> str:
 def label(item: Item) -> str:
     """Short text for an item: ``ptb-xl mae pretrain``, ``ptb-xl mae linear on georgia``."""
     name = f"{item.source} {technique_label(item.technique)} {item.setting}"
-    seed = f" seed {item.seed}" if item.seed else ""
+    fold = re.search(r"/fold-(\d+)/seed-", item.name)  # of a cross-validation
+    seed = (f" fold {fold[1]}" if fold else "") + (f" seed {item.seed}" if item.seed else "")
     usual = item.step.makes_run or item.step.evaluation.name == CLASSIFICATION.name
     evaluation = "" if usual else f" {item.step.evaluation.name}"
     return name + seed + evaluation + (f" on {item.dataset}" if item.dataset != item.source else "")

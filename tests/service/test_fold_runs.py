@@ -22,6 +22,7 @@ from benchmd_ray.runs.predictions import read_predictions
 from benchmd_ray.runs.pretraining_data import read_learned
 from benchmd_ray.runs.store import read_stores
 from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.live import label
 from benchmd_ray.service.plan import make_plan
 
 
@@ -53,6 +54,10 @@ def test_a_plan_trains_each_fold_on_its_own_catalog(catalog):
         fold = int(re.search(r"fold-(\d)", item.name)[1])
         assert item.catalog == catalog.path / "folds" / str(fold)
         assert item.fold is None
+    assert [label(item) for item in plan.items[:2]] == [
+        "wrist scratch linear fold 0",
+        "wrist mae pretrain fold 0",
+    ]
     pretrained = [item.after for item in plan.items if item.technique == "mae" and item.after]
     assert pretrained == [f"wrist/clean/mae/fold-{fold}/seed-0/pretrain" for fold in range(3)]
     assert any("so each run is trained 3 times, once for each" in note for note in plan.notes)
