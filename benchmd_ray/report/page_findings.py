@@ -90,9 +90,10 @@ def _winner(contest: Contest, changes: pd.DataFrame) -> str:
         what = f"{_name(best[0], row)} on {_where(contest)}: AUROC {score}; {_sizes(row)}."
         return f"{what} Nothing was compared with it on the same records.{_unknown(row)}"
     names = listed([_name(name, contest.rows[name]) for name in best])
-    leads = "is best" if len(best) == 1 else "share the highest AUROC"
-    whose = "" if len(best) == 1 else f" (numbers of {_name(best[0], row)})"
-    lead = _lead(contest, best[0], changes)
+    lead, is_shown = _lead(contest, best[0], changes)
+    leads, whose = "is best" if is_shown else "has the highest AUROC", ""
+    if len(best) > 1:
+        leads, whose = "share the highest AUROC", f" (numbers of {_name(best[0], row)})"
     return (
         f"{names} {leads} on {_where(contest)}: AUROC {score}{lead}{whose}; {_sizes(row)}."
         f"{_others(contest)}{_excluded(contest)}{_unknown(row)}"
@@ -129,13 +130,16 @@ def _unknown(row: Row) -> str:
     return f" {UNKNOWN[0].upper()}{UNKNOWN[1:]}." if row["contamination"] == UNKNOWN else ""
 
 
-def _lead(contest: Contest, best: str, changes: pd.DataFrame) -> str:
-    """The winner's difference over its baseline, or over the next row if it has none."""
+def _lead(contest: Contest, best: str, changes: pd.DataFrame) -> tuple[str, bool]:
+    """The winner's difference over its baseline, or over the next row if it has none.
+
+    Also whether the difference is significant.
+    """
     base, winner = _baseline(contest, best, changes), contest.rows[best]
     others = [name for name in contest.clean if name not in contest.best] or contest.best[1:]
     rival = base or max(others, key=lambda name: contest.rows[name]["value"], default="")
     if not rival:
-        return ", above no row that is free of contamination"
+        return ", above no row that is free of contamination", False
     other = contest.rows[rival]
     is_alike = mode_and_labels(other["setting"]) == mode_and_labels(winner["setting"])
     over = _name(other["technique"] if is_alike else rival, other)
@@ -144,7 +148,8 @@ def _lead(contest: Contest, best: str, changes: pd.DataFrame) -> str:
         over += f", the next ({'it is the baseline itself' if is_baseline else 'no baseline'})"
     row = contest.difference(best, rival)
     interval = interval_text(row, "difference", sign=True)
-    return f", {interval} over {over}{verdict_on(row, len(contest.pairs))}"
+    verdict = verdict_on(row, len(contest.pairs))
+    return f", {interval} over {over}{verdict}", not verdict
 
 
 def verdict_on(row: Row, tests: int = 1) -> str:

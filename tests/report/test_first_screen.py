@@ -142,7 +142,10 @@ def test_the_leader_is_compared_with_the_baselines_best_transfer():
     ],
 )
 def test_a_lead_is_called_what_its_interval_and_holms_correction_allow(analysis, values, expected):
-    assert expected in lead(analysis, "cpsc", **values)
+    said = lead(analysis, "cpsc", **values)
+    assert expected in said
+    assert ("has the highest AUROC on cpsc" in said) == (", not " in expected)
+    assert ("is best on cpsc" in said) == (", not " not in expected)
     assert "over scratch;" in lead(analysis, "cpsc")
 
 
