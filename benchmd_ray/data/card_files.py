@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
 from benchmd_ray.data.name_patterns import is_patient, pattern_of
-from benchmd_ray.errors import FieldError, shown
+from benchmd_ray.errors import FieldError, shown, unknown_name
 from benchmd_ray.modality.signals import LOWEST_RATE
 from benchmd_ray.schema.typed import checked
 
@@ -32,7 +32,7 @@ def _is_splits(value: Any) -> bool:
         if key == LEAVE_ONE_OUT:
             return bool(asked == "patient")
         return type(asked) is int and 2 <= asked <= MOST_FOLDS
-    return all(split in get_args(Split) for split in value.values())
+    return all(isinstance(split, str) for split in value.values())
 
 
 def _asks_folds(splits: Mapping[str, Any]) -> bool:
@@ -131,6 +131,9 @@ class Files:
             yield "drawn", f"the shares add up to {total:g}, expected 1"
         if self.rate is not None and self.rate < LOWEST_RATE:
             yield "rate", f"it is {self.rate:g} Hz, expected {LOWEST_RATE:g} Hz or more"
+        for split in self.splits.values() if self.folds is None else ():
+            if split not in get_args(Split):
+                yield "splits", str(unknown_name("value", split, get_args(Split))).rstrip(".")
         paths = [("lists", name) for name in self.lists.values()]
         if self.samples is not None and (not self.rows or self.samples < 1):
             yield "samples", "expected the number of values in a row, and rows"

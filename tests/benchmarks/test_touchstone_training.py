@@ -424,7 +424,7 @@ def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
     assert first.caption in unescape(glance)
     text = (tmp_path / "segmentation-networks-means.md").read_text()
     assert "mean mask" in text
-    assert "custom: settings other than" in text
+    assert "custom: settings that the user changed" in text
     assert tmp_path / "segmentation-networks-pairs.csv" in written
     (figure,) = report_rows.draw_networks(FigureContext(reported, {}, ()))
     assert figure.name == "segmentation-networks-hippocampus-test"

@@ -44,17 +44,13 @@ def test_every_technique_and_modality_has_a_small_start():
             assert start.settings(kind, technique, "").transfer.epochs == 10
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("derm", "--start", "fixed"), "--small is a start: use it without --start."),
-        (("medmnist-2d", "--bench", "medmnist"), "unknown start of medmnist 'small'"),
-    ],
-)
-def test_small_is_a_start(arguments, message):
-    result = CliRunner().invoke(main, ["run", "--dry-run", "--small", "--modality", *arguments])
-    assert result.exit_code != 0
-    assert message in result.output
+def test_small_is_a_start():
+    asked = ["run", "--dry-run", "--small", "--modality"]
+    both = CliRunner().invoke(main, [*asked, "derm", "--start", "fixed"])
+    assert both.exit_code != 0
+    assert "--small is a start: use it without --start." in both.output
+    of_medmnist = CliRunner().invoke(main, [*asked, "medmnist-2d", "--bench", "medmnist"])
+    assert of_medmnist.exit_code == 0, of_medmnist.output
 
 
 @pytest.mark.parametrize("given", [(), ("--hours", "2"), ("--trials", "3")])
