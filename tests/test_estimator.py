@@ -40,6 +40,12 @@ def test_signals_of_several_channels_are_told_apart():
         model.predict(x[:, :, :90])
     with pytest.raises(ValueError, match="groups has 3 patients of 60 records"):
         clone(model).fit(x, y, groups=[1, 2, 3])
+    with pytest.raises(ValueError, match="groups has records without a patient"):
+        clone(model).fit(x, y, groups=[None, *range(59)])
+    answer = model.predict(x)
+    with pytest.raises(ValueError, match="y has one class"):
+        model.fit(x, np.zeros(60))
+    assert (model.predict(x) == answer).all()  # as before
 
 
 def test_images_and_volumes_are_taken():

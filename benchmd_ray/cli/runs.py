@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from benchmd_ray.cli.options import (
     execution_options,
 )
 from benchmd_ray.console.terminal import echo
-from benchmd_ray.errors import count_of
+from benchmd_ray.errors import BenchmdError, count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -211,6 +212,7 @@ def predict(run: Path, files: tuple[Path, ...], out: Path, card: str) -> None:
     from benchmd_ray.files.atomic import replacing
     from benchmd_ray.report.formats import csv_text
 
+    _require_no_loss(out, run, files)
     frame = classifier_of([run]).predict_files(
         files, card=card, say=lambda line: echo(f"note: {line}", err=True)
     )
@@ -226,6 +228,18 @@ def predict(run: Path, files: tuple[Path, ...], out: Path, card: str) -> None:
         parts.append(f"{count_of(unread, unit)} not predicted")
     echo(f"{count_of(int(is_read.sum()), 'record')}: {', '.join(parts)}")
     echo(f"written: {out}")
+
+
+def _require_no_loss(out: Path, run: Path, files: Sequence[Path]) -> None:
+    """Refuse to write predictions over a file that they are not."""
+    place = out.resolve()
+    if place.exists() and (
+        not place.is_file() or any(of.resolve() in (place, *place.parents) for of in (run, *files))
+    ):
+        raise BenchmdError(
+            f"{out} is there, and is one of the files to predict, of the run, or no file: nothing "
+            "was written. Choose another --out."
+        )
 
 
 @main.command()

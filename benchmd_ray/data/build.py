@@ -147,6 +147,7 @@ def _require_own(out: Location) -> None:
     for folder, pattern in OWN.items():
         inside = [name for names in entries(out / folder) for name in names]
         foreign += [out / folder / name for name in inside if not re.fullmatch(pattern, name)]
+    foreign += folds.foreign_to(out)
     foreign = [path for path in foreign if not path.name.startswith(TEMPORARY)]
     if foreign:
         raise BenchmdError(

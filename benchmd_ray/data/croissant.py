@@ -70,8 +70,8 @@ ABOUT = {
 
 def croissant(catalog: Catalog) -> dict[str, Any]:
     """Croissant metadata of a catalog, for a file in its folder: shards have relative addresses."""
-    card, raw = catalog.card, catalog.manifest["raw"]
-    people = "patient" if raw["grouped_by"] == "patient" else "record: no patient is known"
+    card = catalog.card
+    people = "patient" if _knows_patients(catalog) else "record: no patient is known"
     texts = {
         "license": LICENCES.get(card.licence, card.licence),
         "url": card.homepage,
@@ -94,6 +94,10 @@ def croissant(catalog: Catalog) -> dict[str, Any]:
         "distribution": [*map(_shard, catalog.manifest["shards"]), _all_shards()],
         "recordSet": [_splits(catalog), _classes(catalog), _records(catalog)],
     }
+
+
+def _knows_patients(catalog: Catalog) -> bool:
+    return bool(catalog.manifest["raw"]["grouped_by"] == "patient")
 
 
 def _shard(shard: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +131,8 @@ def _splits(catalog: Catalog) -> dict[str, Any]:
         _field("splits/name", "sc:Text", "Name of the split."),
         _field("splits/url", "sc:Text", "Its definition, where it has one."),
     ]
-    about = f"Splits by patient. Records and patients: {told}."
+    by_patient = catalog.manifest["policy"] == "clean" and _knows_patients(catalog)
+    about = f"{'Splits by patient. ' * by_patient}Records and patients: {told}."
     return _record_set("splits", about, "name", fields) | {"dataType": "cr:Split", "data": rows}
 
 
@@ -207,11 +212,14 @@ def card_facts(path: Path) -> dict[str, str]:
     """
     try:
         size = path.stat().st_size
+        size = size if path.is_file() else MAX_BYTES + 1
         content = path.read_bytes() if size <= MAX_BYTES else b""
     except OSError as error:
         raise BenchmdError(f"{path} cannot be read: {error.strerror}.") from error
     if size > MAX_BYTES:
-        raise BenchmdError(f"{path} has more than {MAX_BYTES:,} bytes: expected a Croissant file.")
+        raise BenchmdError(
+            f"{path} is no file of up to {MAX_BYTES:,} bytes: expected a Croissant file."
+        )
     about = parsed_json(content, path, "Download it again.")
     stated = about.get("conformsTo", about.get("dct:conformsTo"))
     if not any("mlcommons.org/croissant" in text for text in _texts(stated)):
@@ -222,11 +230,15 @@ def card_facts(path: Path) -> dict[str, str]:
     licences = [names.get(text, text) for text in _texts(about.get("license"))]
     facts = {
         "title": next(iter(_texts(about.get("name"))), ""),
-        "homepage": next(iter(_texts(about.get("url"))), ""),
+        "homepage": next(filter(_is_of_web, _texts(about.get("url"))), ""),
         "licence": "; ".join(licences),
         "citation": next(iter(_texts(about.get("citeAs"))), ""),
     }
     return {key: text for key, text in facts.items() if text}
+
+
+def _is_of_web(address: str) -> bool:
+    return address.startswith(("https://", "http://"))
 
 
 def _texts(value: object) -> list[str]:
@@ -237,4 +249,5 @@ def _texts(value: object) -> list[str]:
     if isinstance(value, list):
         return [text for part in value[:10] for text in _texts(part)]
     text = " ".join(value[:LONGEST].split()) if isinstance(value, str) else ""
+    text = text.encode("utf-8", "replace").decode()  # JSON may hold halves of characters
     return [text] if text else []

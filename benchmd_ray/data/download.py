@@ -23,6 +23,8 @@ from benchmd_ray.files.atomic import md5, replacing
 TIMEOUT = 30.0
 """Seconds without an answer."""
 CHUNK = 2**20
+MOST_BYTES = 2**36
+"""Of a file whose server does not say how large it is."""
 FILE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 LOST = (
     http.client.HTTPException,
@@ -88,7 +90,9 @@ def download(file: OpenFile, folder: Path, say: Callable[[str], object]) -> Path
         request = urllib.request.Request(file.address, headers={"User-Agent": "benchmd"})
         with closing(urllib.request.urlopen(request, timeout=TIMEOUT)) as answer:
             length = answer.headers.get("Content-Length", "")
-            size = int(length) if length.isdecimal() else 0
+            size = int(length) if re.fullmatch(r"\d{1,15}", length, re.ASCII) else 0
+            if urlsplit(answer.geturl()).scheme not in ("http", "https"):
+                raise ConnectionError("the server leads to an address that is not of the web")
             stated = f"{size:,} bytes" if size else "size unknown"
             say(f"{file.name}: {stated} from {file.address}, licence {file.licence}")
             _require_space(folder, size)
@@ -97,7 +101,7 @@ def download(file: OpenFile, folder: Path, say: Callable[[str], object]) -> Path
                 _require_hash(partial, file)
     except urllib.error.HTTPError as error:
         raise _unreachable(file, folder, f"the server answers {error.code}") from error
-    except LOST as error:
+    except (*LOST, ValueError) as error:
         reason = getattr(error, "reason", error)
         why = first_line(reason) if isinstance(reason, BaseException) else str(reason)
         raise _unreachable(file, folder, why) from error
@@ -105,13 +109,15 @@ def download(file: OpenFile, folder: Path, say: Callable[[str], object]) -> Path
 
 
 def _write(answer: http.client.HTTPResponse, partial: Path, size: int) -> None:
-    display, count = progress("downloading", size or 1, "bytes"), 0
-    with partial.open("wb") as target:
+    count, most = 0, size or MOST_BYTES
+    display = progress("downloading", size or 1, "bytes")
+    with closing(display), partial.open("wb") as target:
         while part := answer.read(CHUNK):
-            target.write(part)
             count += len(part)
+            if count > most:
+                raise ConnectionError(f"it sends more than the expected {most:,} bytes")
+            target.write(part)
             display.update(count)
-    display.close()
     if count < size:
         raise ConnectionError(f"the connection ended after {count:,} of {size:,} bytes")
 

@@ -7,8 +7,10 @@ others are cut into ``train`` and ``validation``, by patient and with classes in
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,9 @@ import pyarrow.compute as pc
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.manifest import ORIGIN, manifest_of, shard_part
-from benchmd_ray.data.manifest_form import SHARDS
+from benchmd_ray.data.manifest_form import SHARD, SHARDS
 from benchmd_ray.data.records import targets_of
-from benchmd_ray.data.resident import split_table
+from benchmd_ray.data.resident import patients_of, split_table
 from benchmd_ray.data.splits import FOLDS, balanced_folds, folds_by_patient, rarest_class
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files.atomic import digest, json_bytes
@@ -134,6 +136,25 @@ def _sides(
     )
 
 
+def foreign_to(out: Location) -> list[Location]:
+    """What no build wrote in the folders of folds; links lead to other people's files."""
+    places = [out / FOLDER / name for name in entries(out / FOLDER)[1]]
+    links = [place for place in (out / FOLDER, *places) if _is_link(place)]
+    found: list[Location] = list(links)
+    for place in places if not links else ():
+        files, folders = entries(place)
+        found += [place / name for name in (*files, *folders) if name not in (MANIFEST, SHARDS)]
+        shards, below = entries(place / SHARDS)
+        found += [place / SHARDS / name for name in shards if not re.fullmatch(SHARD, name)]
+        found += [place / SHARDS / name for name in below]
+        found += [place / SHARDS] if _is_link(place / SHARDS) else []
+    return found
+
+
+def _is_link(place: Location) -> bool:
+    return isinstance(place, Path) and place.is_symlink()
+
+
 def _clear(out: Location) -> None:
     """Delete what an earlier build wrote of folds."""
     for name in entries(out / FOLDER)[1]:
@@ -159,13 +180,7 @@ def _write(whole: Catalog, number: int, sides: Sides) -> None:
             parts.append(about | shard_part(rows, path / SHARDS / f"{name}.parquet", card))
     origin = {key: whole.manifest[key] for key in ORIGIN} | {"quarantined": []}
     origin["plan"] = digest(["fold", VERSION, whole.digest, number])
-    stated = whole.manifest["folds"]
-    origin["held_out_fold"] = {
-        "number": number,
-        "folds": len(stated["patients"]),
-        "leave_one_out": stated["leave_one_out"],
-        "catalog": whole.digest,
-    }
+    origin["held_out_fold"] = _held_out(whole, number)
     manifest = manifest_of(card, origin, sorted(parts, key=lambda part: part["name"]))
     write(path / MANIFEST, json_bytes(manifest))
 
@@ -183,14 +198,33 @@ def fold_catalogs(whole: Catalog) -> list[Catalog]:
     catalogs = []
     for number in range(len(whole.manifest["folds"]["patients"])):
         catalog = open_catalog(whole.path / FOLDER / str(number))
-        stated: Mapping[str, Any] = catalog.held_out_fold or {}
-        if (stated.get("catalog"), stated.get("number")) != (whole.digest, number):
+        if not _is_fold_of(whole, catalog, number):
             raise BenchmdError(
                 f"{catalog.path} is not the fold {number} of {whole.path}: run its "
                 "`benchmd catalog build` again."
             )
         catalogs.append(catalog)
     return catalogs
+
+
+def _is_fold_of(whole: Catalog, catalog: Catalog, number: int) -> bool:
+    """Whether a catalog is that of a fold, by its card, its policy and its test patients."""
+    if catalog.held_out_fold != _held_out(whole, number):
+        return False
+    alike = (catalog.card, catalog.manifest["policy"]) == (whole.card, whole.manifest["policy"])
+    held_out = set(whole.manifest["folds"]["patients"][number])
+    return alike and patients_of(catalog, ["test"]) == held_out
+
+
+def _held_out(whole: Catalog, number: int) -> dict[str, Any]:
+    """What the catalog of a fold states of it."""
+    stated = whole.manifest["folds"]
+    return {
+        "number": number,
+        "folds": len(stated["patients"]),
+        "leave_one_out": stated["leave_one_out"],
+        "catalog": whole.digest,
+    }
 
 
 def are_whole(whole: Catalog) -> bool:

@@ -168,7 +168,8 @@ def _of_tables(
         if files and not named and not files[0].lower().endswith(TABLES):
             others.append(
                 f"what {table} is for: none of its columns ({', '.join(list(rows[0])[:10])}) names "
-                f"files such as {files[0]}. Add a column with the path of each row's file"
+                f"any of the {ending_of(files[0])} files. Add a column with the path of each "
+                "row's file"
             )
     return (None if best is None else best[1:]), others
 

@@ -22,7 +22,11 @@ from benchmd_ray.errors import BenchmdError
 KNOWN = tuple(dict.fromkeys([*IMAGES, *OVER_TIME, *VOLUMES]))
 """Endings of files that a catalog can be built of."""
 SECONDS = 10
-"""Length of a signal over time, until the user says another."""
+"""Length of a signal over time at most, until the user says another."""
+RATE = 100.0
+"""Hz, of files that state none."""
+LONGEST_TEXT = 2**20
+"""Bytes of a text file whose samples are counted."""
 LOOKED_AT = 20
 """Pictures whose size is looked at."""
 LARGEST, SMALLEST = 224, 28
@@ -71,7 +75,7 @@ def add_signal(guess: Guess, files: Sequence[Path]) -> None:
                 guess.signal = _image_signal(guess, 1, LARGEST)
                 guess.unknown.append("DICOM files are taken for pictures, each one a record")
                 return
-            pictures = [read_image(path, 3) for path in files[:: -(-len(files) // LOOKED_AT)]]
+            pictures = [read_image(path, 3) for path in _some(files)]
             is_grey = all((pixels == pixels[..., :1]).all() for pixels in pictures)
             largest = max(max(pixels.shape[:2]) for pixels in pictures)
             guess.signal = _image_signal(guess, 1 if is_grey else 3, largest)
@@ -79,9 +83,29 @@ def add_signal(guess: Guess, files: Sequence[Path]) -> None:
             rows = read_record_rows(example, [label_place(guess.files["rows"])])
             guess.signal = _time_signal(guess, [""], None, "1", rows.samples.shape[1])
         else:
-            guess.signal = _time_signal(guess, *_over_time(example, end))
+            names, rate, unit = _over_time(example, end)
+            lines = _most_lines(_some(files)) if rate is None else 0
+            samples = max(0, lines - any(names))  # a line is of names
+            guess.signal = _time_signal(guess, names, rate, unit, samples)
     except RecordError as error:
         raise BenchmdError(f"{example} cannot be read: {error}.") from error
+
+
+def _some(files: Sequence[Path]) -> Sequence[Path]:
+    """At most `LOOKED_AT` of the files, evenly spread."""
+    return files[:: -(-len(files) // LOOKED_AT)]
+
+
+def _most_lines(files: Sequence[Path]) -> int:
+    """Lines of the longest text file; 0 if one has more than a record has samples."""
+    longest = 0
+    for path in files:
+        with path.open("rb") as file:
+            text = file.read(LONGEST_TEXT + 1)
+        longest = max(longest, text.count(b"\n"))
+        if len(text) > LONGEST_TEXT or longest > SECONDS * RATE:
+            return 0
+    return longest
 
 
 def _add_array_signal(guess: Guess, values: Array) -> None:
@@ -133,7 +157,7 @@ def _time_signal(
 ) -> dict[str, Any]:
     """A signal of `SECONDS`, or of so many samples and what fills the last patch."""
     if rate is None:
-        rate = 100.0
+        rate = RATE
         guess.files["rate"] = rate
         guess.unknown.append(
             "the files state no rate: 100 Hz is only a guess, see rate in both cards"

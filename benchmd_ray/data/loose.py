@@ -145,5 +145,5 @@ def _by_item(items: Sequence[RawItem], head: dict[str, Any], table: pa.Table) ->
         if place in faults:
             yield Loose(item.path, None, faults[place], row)
             continue
-        own = table.take(rows[item.record_id])
+        own = table.take(pa.array(rows[item.record_id], pa.int64()))
         yield Loose(item.path, own, "" if len(own) else "; ".join(head["excluded"]), row)

@@ -19,7 +19,6 @@ from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.data.tables import MISSING, is_sample
-from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Task
@@ -61,7 +60,7 @@ def read_loose_rows(
     try:
         yield from _rows(root, name, card, reader)
     except RecordError as error:
-        raise BenchmdError(f"{root / name} cannot be predicted: {error}.") from error
+        yield Loose(name, None, str(error))
 
 
 def _rows(root: Path, name: str, card: DatasetCard, reader: DatasetCard) -> Iterator[Loose]:

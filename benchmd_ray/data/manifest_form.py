@@ -73,17 +73,17 @@ class FoldsForm(TypedDict):
     """The folds of a catalog that is cross-validated."""
 
     leave_one_out: bool
-    patients: Annotated[list[list[str]], Field(min_length=2)]
+    patients: Annotated[list[Annotated[list[str], Field(min_length=1)]], Field(min_length=2)]
     """Hashed patients of each fold."""
 
 
 class HeldOutFoldForm(TypedDict):
     """Which fold of which catalog is the test split of a fold's catalog."""
 
-    number: Count
-    folds: Annotated[int, Field(ge=2)]
+    number: Annotated[int, Field(ge=0, lt=1000)]
+    folds: Annotated[int, Field(ge=2, le=1000)]
     leave_one_out: bool
-    catalog: str
+    catalog: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     """Digest of the catalog that was cut into folds."""
 
 
@@ -123,6 +123,8 @@ def _fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
     """What does not agree with the card, or the shards with the splits."""
     if card.layouts and manifest["layout"] not in card.layouts:
         return f"its layout {shown(manifest['layout'])} is not one of {card.name}"
+    if manifest["policy"] not in card.evaluation_splits:
+        return f"its policy {shown(manifest['policy'])} is not one of {card.name}"
     for name in manifest["options"]:
         if name not in card.options:
             return f"its option {shown(name)} is not one of {card.name}"
@@ -130,6 +132,12 @@ def _fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
         for key in ("classes", "unit_classes"):
             if tuple(split.get(key, card.classes)) != card.classes:
                 return f"the {key} of its split {name} are not those of {card.name}"
+    if fold := manifest.get("held_out_fold"):
+        if fold["number"] >= fold["folds"]:
+            return f"it is the fold {fold['number']} of {fold['folds']}, counted from 0"
+    patients = [name for fold in manifest.get("folds", {}).get("patients", ()) for name in fold]
+    if len(set(patients)) < len(patients):
+        return "a patient is in two of its folds"
     if ("folds" in manifest) != (FOLDS in manifest["splits"]):
         return f"it has the split {FOLDS} without folds, or folds without that split"
     channels = card.signal.stored_shape[0]

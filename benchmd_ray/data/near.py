@@ -35,6 +35,10 @@ CORRELATION = 0.98
 """Least correlation of signals over time that look alike."""
 LEAST_STEPS = 1.0
 """Stored steps (root mean square of low frequencies) below which a channel is nearly constant."""
+CLEAR_STEPS = 8.0
+"""Stored steps of a frequency from which its sign is a bit: recompression may change others."""
+FEWEST_BITS = 64
+"""Images and volumes with fewer bits are not compared, as chance might make them alike."""
 BLOCK = 4096
 """Records that are compared with as many others at once."""
 NAMED = 10
@@ -45,7 +49,7 @@ COLUMNS = ["record_id", "group_id", "split", CONTENT, "valid_size", "signal"]
 
 @dataclass(frozen=True)
 class Described:
-    """The records of a catalog that are not nearly constant, sorted by their IDs."""
+    """The records of a catalog that are not too smooth, sorted by their IDs."""
 
     catalog: Catalog
     vectors: Vector
@@ -55,7 +59,7 @@ class Described:
     splits: npt.NDArray[np.str_]
     contents: npt.NDArray[np.uint64]
     constant: int
-    """Records that are nearly constant."""
+    """Records that are too smooth."""
 
 
 @dataclass
@@ -87,7 +91,7 @@ def near_duplicates(catalog: Catalog, other: Catalog | None = None) -> list[str]
         if each.constant:
             verb = "is" if each.constant == 1 else "are"
             count = count_of(each.constant, "record")
-            lines.append(f"{count} of {each.catalog.path} {verb} nearly constant and not compared")
+            lines.append(f"{count} of {each.catalog.path} {verb} too smooth to be compared")
     return lines
 
 
@@ -119,7 +123,7 @@ def described(catalog: Catalog) -> Described:
 
 
 def description(values: npt.NDArray[np.generic], size: list[int], signal: Signal) -> Vector | None:
-    """A record (*stored_shape) as a vector of length 1; None if it is nearly constant."""
+    """A record (*stored_shape) as a vector of length 1; None if it is too smooth."""
     valid = values[:, *valid_area(signal.stored_shape[1:], size)].astype(np.float32)
     least = LEAST_STEPS * np.sqrt(valid[0].size)
     if len(size) == 1:
@@ -133,17 +137,18 @@ def description(values: npt.NDArray[np.generic], size: list[int], signal: Signal
     for extent in low.shape:  # each turn transforms the first axis and makes it the last
         low = np.tensordot(low, _cosines(extent, FREQUENCIES[len(size)]), axes=(0, 1))
     bits = low.ravel()[1:]  # not the mean
-    if np.linalg.norm(bits) < least:
-        return None
-    return np.where(bits > 0, 1, -1).astype(np.float32) / np.float32(np.sqrt(len(bits)))
+    signs = np.sign(bits) * (np.abs(bits) >= CLEAR_STEPS)
+    clear = np.count_nonzero(signs)
+    return signs.astype(np.float32) / np.float32(np.sqrt(clear)) if clear >= FEWEST_BITS else None
 
 
 @cache
 def _cosines(extent: int, count: int) -> Vector:
-    """The lowest basis vectors of the orthonormal DCT-II, (count, extent)."""
+    """The lowest basis vectors of the orthonormal DCT-II, (count, extent), and then zeros."""
     places = (np.arange(extent) + 0.5) / extent
     waves = np.cos(np.pi * np.arange(count)[:, None] * places) * np.sqrt(2 / extent)
     waves[0] = np.sqrt(1 / extent)
+    waves[extent:] = 0
     return np.asarray(waves, np.float32)
 
 
@@ -154,7 +159,7 @@ def alike(one: Described, two: Described) -> Alike:
     """
     result = Alike()
     for i, j in _pairs(one, two):
-        other_split = one.splits[i] != two.splits[j]
+        other_split = (one.splits[i] != two.splits[j]) & (one is two)
         other_patient = one.patients[i] != two.patients[j]
         equal = (one.contents[i] == two.contents[j]) & (one.contents[i] != 0)
         result.pairs += len(i)
@@ -217,7 +222,7 @@ def _report(one: Described, two: Described, found: Alike) -> list[str]:
         return [f"no two records{where} look alike ({what})"]
     same_names = one.catalog.card.namespace == two.catalog.card.namespace
     counts = [
-        f"{found.across_splits:,} across splits",
+        *([f"{found.across_splits:,} across splits"] if one is two else []),
         f"{found.of_two_patients:,} with different patient IDs"
         if same_names
         else "patient IDs cannot be compared",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+from benchmd_ray.console.terminal import visible
 from benchmd_ray.data.apart import Apart, Died
 from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.cards import broken_cards, cards
@@ -75,7 +76,7 @@ def _guess(folder: Path) -> Guess:
 def _dataset(name: str, guess: Guess, facts: Mapping[str, str]) -> str:
     lines = [
         f"# benchmd catalog build {name} --raw FOLDER --out catalogs/{name}",
-        *(f"# CAUTION: {what}." for what in guess.cautions),
+        *(f"# CAUTION: {visible(what)}." for what in guess.cautions),
         f"name: {_flow(name)}",
         *(f"{key}: {_flow(text)}" for key, text in facts.items()),
         f"modality: {_flow(name)} # modalities/{name}.yaml; or another of `benchmd catalog list`",
@@ -89,8 +90,8 @@ def _dataset(name: str, guess: Guess, facts: Mapping[str, str]) -> str:
         lines.insert(-1 - len(guess.files), "private_names: true # names of files hold patients")
     if "split" not in guess.files and "split" not in guess.files.get("levels", ()):
         lines.append(_splits(guess))
-    lines += [f"# Guessed: {what}." for what in guess.guessed]
-    lines += [f"# Not known: {what}." for what in guess.unknown]
+    lines += [f"# Guessed: {visible(what)}." for what in guess.guessed]
+    lines += [f"# Not known: {visible(what)}." for what in guess.unknown]
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,12 @@ from benchmd_ray.report.pools import Pool
 from benchmd_ray.report.protocols import ENSEMBLES, START
 from benchmd_ray.report.scored import Scored, measured, of_predictions
 from benchmd_ray.report.tuning_frames import TunedPair
-from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
+from benchmd_ray.runs.predictions import (
+    SHARED,
+    Predictions,
+    predictions_path,
+    read_predictions,
+)
 
 FEWEST = 2
 """Fewest fold models of an ensemble."""
@@ -111,8 +117,27 @@ def averaged(members: Sequence[Scored], *, common: bool = False) -> Scored:
         pa.array(np.mean(scores, axis=0)), first["scores"].type.list_size
     )
     table = first.set_column(first.column_names.index("scores"), "scores", mean)
-    (average,) = of_predictions(members[0].run, Predictions(table, dict(members[0].about)))
+    about = dict(members[0].about)
+    if common:
+        about |= shared_by_any(members, len(table))
+    (average,) = of_predictions(members[0].run, Predictions(table, about))
     return replace(average, parts=tuple(members)) if common else average
+
+
+def shared_by_any(members: Sequence[Scored], scored: int | None = None) -> dict[str, str]:
+    """What the records that the training of some member has, too, mean for results of them all.
+
+    ``scored`` are the records that are left of one split of all; None if each member has its own.
+    """
+    stated = [json.loads(member.about[SHARED]) for member in members if SHARED in member.about]
+    if not stated:
+        return {}
+    whole, counts = dict(stated[0]), [each["records"] for each in stated]
+    if scored is None:
+        whole |= {"records": sum(counts), "of": sum(each["of"] for each in stated)}
+    else:
+        whole["records"] = whole["of"] - scored if whole["excluded"] else max(counts)
+    return {SHARED: json.dumps(whole)}
 
 
 def _records(member: Scored) -> pa.Table:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.report.ensembles import averaged
+from benchmd_ray.report.ensembles import averaged, shared_by_any
 from benchmd_ray.report.frames import CROSS_VALIDATION, LEAVE_ONE_OUT
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.protocols import fold_of
@@ -39,7 +39,8 @@ def over_folds(
     together: dict[tuple[Any, ...], dict[int, dict[str, Scored]]] = {}
     for result in results:
         stated, key = _stated(result), key_of(result, names[result.run.folder])
-        place = (*key.values(), result.run.description["seed"], stated["catalog"])
+        of_whole = (stated[name] for name in ("catalog", "folds", "leave_one_out"))
+        place = (*key.values(), result.run.description["seed"], *of_whole)
         members = together.setdefault(place, {}).setdefault(stated["number"], {})
         members[result.run.digest] = result  # the same run in several stores counts once
     whole, notes = [], []
@@ -51,10 +52,10 @@ def over_folds(
             f"{about['source']} on {first.dataset}, {names[first.run.folder].technique}, "
             f"{about['setting']}, seed {about['seed']}"
         )
-        if len(runs) < folds:
+        if (done := len(of_fold.keys() & set(range(folds)))) < folds:
             notes.append(
-                f"{where}: {len(runs)} of {folds} folds are finished, so it is not shown. Run the "
-                "same `benchmd run` again."
+                f"{where}: {done} of {folds} folds are finished, so it is not shown. "
+                "`benchmd run` with the catalog that was cut into folds trains the others."
             )
             continue
         if several := [number for number, members in of_fold.items() if len(members) > 1]:
@@ -89,7 +90,7 @@ def _pooled(runs: Sequence[Scored]) -> Scored:
     folds = np.repeat([_stated(run)["number"] for run in runs], [len(run.units) for run in runs])
     return replace(
         first,
-        about={**first.about, "catalog": stated["catalog"]},
+        about={**first.about, **shared_by_any(runs), "catalog": stated["catalog"]},
         split=LEAVE_ONE_OUT if stated["leave_one_out"] else CROSS_VALIDATION,
         targets=targets,
         scores=scores,

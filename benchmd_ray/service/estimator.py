@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
@@ -151,11 +152,14 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
         patients = np.arange(len(y)) if groups is None else column_or_1d(groups)
+        if pd.isna(patients).any():
+            raise ValueError("groups has records without a patient: name one for each.")
         if len(patients) != len(y):
             raise ValueError(f"groups has {len(patients)} patients of {len(y)} records.")
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
+        classes, codes = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
             raise ValueError("y has one class, and Classifier needs two classes or more.")
+        self.classes_ = classes
         self.kind_: TaskKind = "single-label"
         self.shape_ = X.shape[1:]
         values = X if X.ndim > 2 else X[:, None]

@@ -1,6 +1,7 @@
 """Croissant metadata of catalogs, read by the reference package; and cards from such files."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -123,3 +124,16 @@ def test_other_files_are_refused(tmp_path, text, fault):
         card_facts(file)
     with pytest.raises(BenchmdError, match="cannot be read"):
         card_facts(tmp_path / "absent.json")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BenchmdError, match="is no file of up to"):
+        card_facts(tmp_path / "pipe")
+
+
+def test_addresses_that_are_not_of_the_web_and_halves_of_characters_are_left_out(tmp_path):
+    from benchmd_ray.data.croissant import card_facts
+
+    about = {"conformsTo": "http://mlcommons.org/croissant/1.0", "name": "a\ud800b"}
+    file = tmp_path / "x.json"
+    for address in ("javascript:alert(1)", "file:///etc/passwd"):
+        file.write_text(json.dumps(about | {"url": address}))
+        assert card_facts(file) == {"title": "a?b"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 
@@ -20,6 +21,7 @@ from benchmd_ray.data.resident import patients_of, split_table
 from benchmd_ray.data.splits import folds_by_patient
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.atomic import digest
 from benchmd_ray.modality.card_folders import CARDS
 from benchmd_ray.service.datasets import from_catalogs
 from benchmd_ray.storage.location import location
@@ -191,3 +193,60 @@ def test_a_fold_is_handed_on_as_one_file(wrist, tmp_path):
     assert imported.held_out_fold == fold.held_out_fold
     assert imported.statistics == fold.statistics
     assert patients_of(imported, ["test"]) == patients_of(fold, ["test"])
+
+
+def test_a_build_deletes_no_file_of_others_in_the_folders_of_folds(wrist, tmp_path):
+    out = wrist({"cross_validation": 3}).path
+    thesis = tmp_path / "victim" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("mine")
+    shutil.rmtree(out / "folds" / "1")
+    (out / "folds" / "1").symlink_to(thesis.parent)
+    with pytest.raises(BenchmdError, match=r"holds something else than a catalog, .*folds/1"):
+        wrist({"cross_validation": 3})
+    (out / "folds" / "1").unlink()
+    (out / "folds" / "0" / "mine.txt").write_text("mine")
+    with pytest.raises(BenchmdError, match=r"holds something else .*mine\.txt"):
+        wrist({"cross_validation": 3})
+    (out / "folds" / "0" / "mine.txt").unlink()
+    assert len(fold_catalogs(wrist({"cross_validation": 3}))) == 3
+    assert thesis.read_text() == "mine"
+
+
+def forge(path, **changes):
+    """Change the held-out fold that a manifest states, and its digest with it."""
+    file = path / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["held_out_fold"] |= changes
+    del manifest["digest"]
+    file.write_text(json.dumps(manifest | {"digest": digest(manifest)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"number": 1}, "is not the fold 0 of"),
+        ({"number": 77}, "it is the fold 77 of 3, counted from 0"),
+        ({"folds": 10**6}, "held_out_fold"),
+        ({"leave_one_out": True}, "is not the fold 0 of"),
+        ({"catalog": "../x"}, "held_out_fold"),
+    ],
+)
+def test_a_forged_fold_is_refused(wrist, changes, message):
+    catalog = wrist({"cross_validation": 3})
+    forge(catalog.path / "folds" / "0", **changes)
+    with pytest.raises(BenchmdError, match=message):
+        from_catalogs([catalog.path])
+    assert verify(catalog).faults
+
+
+def test_folds_that_were_exchanged_are_refused(wrist):
+    catalog = wrist({"cross_validation": 3})
+    zero, one = (catalog.path / "folds" / name for name in "01")
+    zero.rename(zero.with_name("aside"))
+    one.rename(zero)
+    zero.with_name("aside").rename(one)
+    forge(zero, number=0)
+    forge(one, number=1)
+    with pytest.raises(BenchmdError, match="is not the fold 0 of"):
+        from_catalogs([catalog.path])

@@ -27,6 +27,7 @@ class Server:
 
     def __init__(self):
         self.content, self.sent, self.status, self.asked = CONTENT, len(CONTENT), 200, []
+        self.says_size = True
 
 
 @pytest.fixture
@@ -38,7 +39,8 @@ def server(monkeypatch):
         def do_GET(self):
             state.asked.append(self.path)
             self.send_response(state.status)
-            self.send_header("Content-Length", str(len(state.content)))
+            if state.says_size:
+                self.send_header("Content-Length", str(len(state.content)))
             self.end_headers()
             if state.status == 200:
                 with contextlib.suppress(ConnectionError):  # who refuses the size reads no more
@@ -93,6 +95,14 @@ def test_what_is_damaged_or_cut_off_leaves_nothing_and_can_be_repeated(
     assert list(tmp_path.iterdir()) == []
     vars(server).update(before)
     assert download(file, tmp_path, lambda _: None).read_bytes() == CONTENT
+
+
+def test_an_answer_without_end_is_cut_off(file, server, tmp_path, monkeypatch):
+    server.says_size = False
+    monkeypatch.setattr("benchmd_ray.data.download.MOST_BYTES", len(CONTENT) - 1)
+    with pytest.raises(BenchmdError, match="it sends more than the expected"):
+        download(file, tmp_path / "raw", lambda _: None)
+    assert not list((tmp_path / "raw").iterdir())
 
 
 def test_no_network_is_said_with_what_to_do(file, tmp_path):

@@ -140,6 +140,26 @@ def test_a_rate_that_no_file_states_is_said(tmp_path, monkeypatch, build_here):
     assert unknown in (tmp_path / "cards" / "steps.yaml").read_text()
 
 
+def test_a_name_of_a_table_adds_no_line_to_the_card(tmp_path):
+    write_pictures(tmp_path / "raw", [f"{n}.png" for n in range(6)])
+    lines = [f"{n}.png,{KINDS[n % 2]}" for n in range(6)]
+    (tmp_path / "raw" / "t\nroot: 1\n.csv").write_text("name,kind\n" + "\n".join(lines) + "\n")
+    new_card("pets", tmp_path / "raw", tmp_path / "cards")
+    text = (tmp_path / "cards" / "pets.yaml").read_text()
+    assert "root: 1" in text
+    assert not [line for line in text.splitlines() if line.startswith("root")]
+
+
+@pytest.mark.parametrize("header", ["x,y", ""])
+@pytest.mark.parametrize(("samples", "expected"), [(400, 400), (410, 425), (5000, 1000), (9, 9)])
+def test_records_are_as_long_as_the_longest_up_to_ten_seconds(tmp_path, samples, expected, header):
+    for kind in KINDS[:2]:
+        (tmp_path / kind).mkdir()
+        values = np.zeros((samples if kind == KINDS[0] else 8, 2))
+        np.savetxt(tmp_path / kind / "1.csv", values, "%.1f", ",", header=header, comments="")
+    assert guessed(tmp_path).signal["stored_shape"] == [2, expected]
+
+
 @pytest.mark.parametrize(
     ("files", "name", "message"),
     [
@@ -401,7 +421,7 @@ def test_a_table_without_names_of_files_says_what_it_lacks(tmp_path, folders):
     write_pictures(raw, ["a/1.png", "b/1.png"] if folders else ["1.png", "2.png"])
     (raw / "metadata.csv").write_text("age,dx\n61,cat\n62,dog\n")
     what = (
-        r"what metadata\.csv is for: none of its columns \(age, dx\) names files such as .*1\.png"
+        r"what metadata\.csv is for: none of its columns \(age, dx\) names any of the \.png files"
     )
     if folders:
         (lack,) = guess_of(raw, tmp_path).unknown

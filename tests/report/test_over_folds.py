@@ -156,3 +156,12 @@ def test_on_a_target_the_models_of_the_folds_are_averaged_over_common_records(st
 def test_seeds_over_folds_are_pooled(store):
     runs = [store.run(number, seed=seed) for number in range(FOLDS) for seed in (0, 1)]
     assert value(analyse(runs, resamples=20), "auroc")["seeds"] == 2
+
+
+def test_runs_that_state_other_folds_are_no_part_of_a_cross_validation(store):
+    runs = [store.run(number) for number in range(FOLDS - 1)]
+    forged = store.run(FOLDS - 1, leave_one_out=True)
+    analysis = analyse([*runs, forged], resamples=20)
+    assert analysis.scores.empty or "ptb-xl" not in set(analysis.scores["dataset"])
+    said = [note for note in analysis.notes if "folds are finished, so it is not shown" in note]
+    assert [note.split(": ")[1].split(" of")[0] for note in said] == ["3", "1"]

@@ -160,6 +160,7 @@ def test_rows_are_predicted_as_records_of_the_catalog(beats, tmp_path):
         (rows_text(samples, labels=["?"] * len(labels), place=place), None),
         (rows_text(samples), None),
         (rows_text(samples, header=",".join(names)), None),
+        (rows_text(samples, header=",".join(map(str, range(SAMPLES)))), None),
         (rows_text(samples, ids=ids), ids),
         (rows_text(samples, ids=numbers, header=named), numbers),
         (rows_text(samples, ids=ids, labels=labels, place=place), ids),
@@ -172,6 +173,26 @@ def test_rows_are_predicted_as_records_of_the_catalog(beats, tmp_path):
         assert list(frame["row"]) == list(range(len(samples)))
         assert list(frame["record"]) == [f"new.csv/{row:06}" for row in range(len(samples))]
         assert (list(frame["id"]) if written else "id" not in frame) == (written or True)
+
+
+def test_no_file_is_lost_by_the_predictions(beats, tmp_path):
+    run, _, samples, *_ = beats
+    path = tmp_path / "new" / "new.csv"
+    path.parent.mkdir()
+    path.write_text(rows_text(samples))
+    description = (run.folder / "run.json").read_text()
+    for given, out in (
+        (path, path),
+        (path.parent, path),
+        (path, run.folder / "run.json"),
+        (path, tmp_path),
+    ):
+        asked = ["predict", str(run.folder), str(given), "--out", str(out)]
+        done = CliRunner().invoke(main, asked)
+        assert done.exit_code != 0
+        assert "nothing was written. Choose another --out" in " ".join(done.output.split())
+    assert path.read_text() == rows_text(samples)
+    assert (run.folder / "run.json").read_text() == description
 
 
 def test_rows_that_cannot_be_predicted(beats, tmp_path, build_here):
@@ -190,15 +211,21 @@ def test_rows_that_cannot_be_predicted(beats, tmp_path, build_here):
     assert list(written["row"]) == list(range(len(samples)))
 
     model = benchmd_ray.classifier(run)
-    short = f"new.csv cannot be predicted: its rows have 47 values, expected the {SAMPLES} samples"
+    short = f"its rows have 47 values, expected the {SAMPLES} samples"
     for text, message in (
         (rows_text(samples[:, :47]), short),
         (rows_text(np.c_[samples, samples[:, 0]]), f"the {place} column has values that are no"),
         (rows_text(samples) + "1,2,3\n", f"line {len(samples) + 1} has 3 values, the first 50"),
     ):
         path.write_text(text)
-        with pytest.raises(BenchmdError, match=message):
-            model.predict_files(path)
+        (reason,) = model.predict_files(path)["reason"]
+        assert message in reason
+    empty = samples.copy()
+    empty[1] = np.nan
+    path.write_text(rows_text(empty))
+    assert model.predict_files(path)["record"].isna().tolist() == [
+        row == 1 for row in range(len(samples))
+    ]
     card = tmp_path / "cards" / "beats.yaml"
     card.write_text(card.read_text().replace("samples: 50", "samples: 49"))
     cards_module._read_all.cache_clear()

@@ -257,9 +257,9 @@ def _in_rows(card: DatasetCard, names: FileNames) -> Iterator[Named]:
                     f"expected {files.samples:,} and the label"
                 )
         except RecordError as error:
+            what = _shown(card, file) if card.hides_names else names.root / file
             raise BenchmdError(
-                f"{names.root / file}: {error}. Check rows, samples and suffixes in the card of "
-                f"{card.name}."
+                f"{what}: {error}. Check rows, samples and suffixes in the card of {card.name}."
             ) from error
         for number, written in enumerate(rows.labels):
             label, why = class_of(card, written)

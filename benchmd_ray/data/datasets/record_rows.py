@@ -81,8 +81,10 @@ def _read(path: Path, texts: tuple[int, ...], *_: int) -> Rows:
     mark, cells = _cells(text)
     text = without_blanks(text) if mark == " " else text
     places = [place % len(cells) for place in texts]
-    has_header = not all(is_sample(cell) for at, cell in enumerate(cells) if at not in places)
     names = [str(number) for number in range(len(cells))]
+    has_header = cells == names != ["0"] or not all(  # pandas counts columns without names
+        is_sample(cell) for at, cell in enumerate(cells) if at not in places
+    )
     types = {name: pa.float64() for name in names} | {names[at]: pa.string() for at in places}
     uneven: list[pa.csv.InvalidRow] = []
 
