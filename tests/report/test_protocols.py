@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from stores import make_pretraining, make_transfer
 
-from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings, small_assignments
+from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings, reductions
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.evaluation.registry import benchmark, protocol_of, starts
 from benchmd_ray.models.encoder_cards import encoder_cards
@@ -133,7 +133,7 @@ def test_nearest_neighbours_of_a_small_start_are_read_back_as_small():
 def test_small_baselines_of_medmnist_have_a_name(dataset):
     kind = kind_of(dataset)
     begun = technique_settings(
-        Choice(bench="medmnist", assignments=small_assignments(kind)), kind, "scratch"
+        Choice(bench="medmnist", overrides=reductions(kind)), kind, "scratch"
     )[0]
     start, _ = benchmark("medmnist").start_named("baseline-small", kind)
     assert start.settings(kind, "scratch", "") == begun
