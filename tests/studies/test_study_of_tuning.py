@@ -86,6 +86,7 @@ def test_aurocs_are_those_of_scikit_learn() -> None:
     assert np.isnan(aurocs(np.ones((5, 2), np.int8))).all()
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_family_that_tells_the_classes(
     models: tuning.Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
