@@ -28,7 +28,7 @@ INTRO = """\
 Seven examples on small samples of open data: commands, seconds on two cores, and what came out.
 `DATA` is the folder of the samples; the linked pages say what is in it, and what to do with your
 own files. Networks are small and trained briefly: the figures show the way, not what is possible.
-Seconds are those of an idle machine, but for the ECGs (a load of 2) and detection (of 12 to 20).
+Seconds are those of an idle machine, but for the ECGs (a load of 2).
 """
 
 

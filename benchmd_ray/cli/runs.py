@@ -231,14 +231,14 @@ def predict(run: Path, files: tuple[Path, ...], out: Path, card: str) -> None:
 
 
 def _require_no_loss(out: Path, run: Path, files: Sequence[Path]) -> None:
-    """Refuse to write predictions over a file that they are not."""
+    """Refuse to write predictions over a raw file, a part of the run or a device."""
     place = out.resolve()
     if place.exists() and (
         not place.is_file() or any(of.resolve() in (place, *place.parents) for of in (run, *files))
     ):
         raise BenchmdError(
-            f"{out} is there, and is one of the files to predict, of the run, or no file: nothing "
-            "was written. Choose another --out."
+            f"--out {out} exists, and is among the files to predict or in the run, or is no plain "
+            "file: nothing was written. Choose another --out, such as a new file elsewhere."
         )
 
 

@@ -47,10 +47,8 @@ def read_loose_rows(
     """Read a file with a record in each row, as its card says; see `loose.read_loose`.
 
     Columns are matched by their number: the samples of the card, the label where the card has it
-    (it may be missing), and an ID in the first column (optional).
-
-    Raises:
-        BenchmdError: A file has another number of values in a row, or is not such a table.
+    (it may be missing), and an ID in the first column (optional). A file with another number of
+    values in a row, or that is no such table, gives one `Loose` with the reason.
     """
     files = card.files
     assert files is not None

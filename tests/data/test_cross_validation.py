@@ -250,3 +250,13 @@ def test_folds_that_were_exchanged_are_refused(wrist):
     forge(one, number=1)
     with pytest.raises(BenchmdError, match="is not the fold 0 of"):
         from_catalogs([catalog.path])
+
+
+def test_a_policy_that_the_card_has_not_is_refused(wrist):
+    path = fold_catalogs(wrist({"cross_validation": 3}))[0].path
+    file = path / "manifest.json"
+    manifest = json.loads(file.read_text()) | {"policy": "released"}
+    del manifest["digest"]
+    file.write_text(json.dumps(manifest | {"digest": digest(manifest)}))
+    with pytest.raises(BenchmdError, match="its policy 'released' is not one of wrist"):
+        open_catalog(path)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from kinds import MODALITIES
@@ -9,6 +12,8 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 from stores import make_pretraining, make_transfer, people, targets_of, write_predictions
 
 from benchmd_ray.report.analysis import analyse
+from benchmd_ray.report.ensembles import shared_by_any
+from benchmd_ray.runs.predictions import SHARED
 
 CLASSES = MODALITIES["ecg"].task.classes
 PATIENTS, EACH, FOLDS = 40, 2, 4
@@ -165,3 +170,23 @@ def test_runs_that_state_other_folds_are_no_part_of_a_cross_validation(store):
     assert analysis.scores.empty or "ptb-xl" not in set(analysis.scores["dataset"])
     said = [note for note in analysis.notes if "folds are finished, so it is not shown" in note]
     assert [note.split(": ")[1].split(" of")[0] for note in said] == ["3", "1"]
+
+
+@pytest.mark.parametrize("order", [(0, 3), (3, 0)])
+def test_shared_records_are_counted_over_all_folds(order):
+    """Not those of the first fold alone."""
+
+    def result(records, excluded):
+        stated = {"source": "ptb-xl", "records": records, "of": 8, "excluded": excluded}
+        return SimpleNamespace(about={SHARED: json.dumps(stated)})
+
+    def counts(about):
+        stated = json.loads(about[SHARED])
+        return stated["records"], stated["of"]
+
+    kept = [result(records, False) for records in order]
+    assert counts(shared_by_any(kept)) == (3, 16)  # each fold scored 8 of its own
+    assert counts(shared_by_any(kept, 8)) == (3, 8)  # all scored the same 8
+    excluded = [result(records, True) for records in order]
+    assert counts(shared_by_any(excluded, 4)) == (4, 8)  # two folds may leave out others
+    assert shared_by_any([SimpleNamespace(about={})]) == {}

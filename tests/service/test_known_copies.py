@@ -58,7 +58,7 @@ def copied(raw):
     ]
     folder = raw["bcn20000"] / "ISIC_2019_Training_Input"
     files = sorted(raw["ham10000"].rglob("*.jpg"))[14:20]
-    for name, file in zip(theirs, files, strict=False):
+    for name, file in zip(theirs[: len(files)], files, strict=True):
         shutil.copy(file, folder / f"{name}.jpg")
     return {file.stem for file in files}
 
