@@ -22,7 +22,9 @@ SIGNAL = {
 }
 
 
-def write_wrist(raw: Path, volunteers: int = 15, each: int = 2, *, names: str = "v") -> None:
+def write_wrist(
+    raw: Path, volunteers: int = 15, each: int = 2, *, names: str = "v", noise: float = 0.3
+) -> None:
     """Write recordings as CSV, and a table with their diagnosis and patient."""
     rng = np.random.default_rng(0)
     (raw / "signals").mkdir(parents=True)
@@ -31,7 +33,7 @@ def write_wrist(raw: Path, volunteers: int = 15, each: int = 2, *, names: str = 
         tremor = volunteer % 2
         for number in range(each):
             shakes = np.sin(2 * np.pi * 5 * time[:, None] + rng.uniform(0, 6, 3))
-            values = rng.normal(0, 0.3, (len(time), 3)) + tremor * rng.uniform(0.2, 1) * shakes
+            values = rng.normal(0, noise, (len(time), 3)) + tremor * rng.uniform(0.2, 1) * shakes
             name = f"signals/{names}{volunteer:02}_{number}.csv"
             np.savetxt(raw / name, values, delimiter=",", header="x,y,z", comments="", fmt="%.4f")
             label = "tremor" if tremor else "healthy"

@@ -67,6 +67,13 @@ def test_a_busy_machine_gives_a_test_more_time(run):
     run(code, load=1.0 * os.cpu_count()).assert_outcomes(failed=1)
 
 
+def test_the_limit_is_none_of_a_run_that_has_the_slow_tests(run):
+    """There a machine that is busy for a moment would end a run of an hour."""
+    code = "import time\ndef test_it():\n    time.sleep(0.2)\n"
+    run(code, "-m", "not nightly").assert_outcomes(passed=1)
+    run(code, "-m", "not slow").assert_outcomes(failed=1)
+
+
 def test_a_failure_of_a_long_test_is_reported_as_such(run):
     result = run(
         "import time\ndef test_it():\n    time.sleep(0.2)\n    assert 0, 'its own reason'\n"

@@ -114,11 +114,12 @@ def _crowd() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fail a test that takes too long and is not marked slow."""
+    """Fail a test that takes too long and is not marked slow, unless the slow ones run, too."""
     begun = time.perf_counter()
     result = yield
     seconds = (time.perf_counter() - begun) / _crowd()
-    if seconds > LONGEST and not item.get_closest_marker("slow"):
+    with_slow = item.config.getoption("markexpr") == "not nightly"
+    if seconds > LONGEST and not with_slow and not item.get_closest_marker("slow"):
         pytest.fail(
             f"took {seconds:.1f} s, less on a busy machine; a test not marked slow may take "
             f"{LONGEST:g} s: make it faster or mark it slow.",

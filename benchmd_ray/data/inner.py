@@ -326,15 +326,24 @@ def validation_patients(
 def _validation(cut: _Cut, records: pa.Table) -> frozenset[str]:
     groups = np.array(records["group_id"].to_pylist(), np.str_)
     target = cut.source.card.target
-    classes = rarest_class(target.present(targets_of(records["target"], target)))
+    positive = target.present(targets_of(records["target"], target))
+    classes = rarest_class(positive)
     patients = len(np.unique(groups))
-    parts = min(FOLDS, patients, int(np.bincount(classes, minlength=1).max()))
-    if parts < 2:
+    most = min(FOLDS, patients, int(np.bincount(classes, minlength=1).max()))
+    if most < 2:
         raise _too_few(cut, len(groups), patients)
-    repeat, fold = divmod(cut.evaluation, FOLDS)
-    again, fold = divmod(fold, parts)  # where there are fewer folds they are cut anew
-    rows = balanced_folds(groups, classes, parts, SEED + repeat + AGAIN * again)[fold]
-    return frozenset(groups[rows].tolist())
+    repeat, place = divmod(cut.evaluation, FOLDS)
+    for parts in (*range(most, 1, -1), most):
+        again, fold = divmod(place, parts)  # where there are fewer folds they are cut anew
+        folds = balanced_folds(groups, classes, parts, SEED + repeat + AGAIN * again)
+        if cut.source.task.segments or all(_has_two(positive[rows]) for rows in folds):
+            break
+    return frozenset(groups[folds[fold]].tolist())
+
+
+def _has_two(positive: npt.NDArray[np.bool_]) -> bool:
+    """Whether some class is told from the others in records, (records, classes)."""
+    return bool((positive.any(axis=0) & ~positive.all(axis=0)).any())
 
 
 def _too_few(cut: _Cut, records: int, patients: int) -> BenchmdError:

@@ -111,7 +111,7 @@ PARTS: Mapping[str, Part] = {
             "training/augmentation/mixing.py",
         ),
     ),
-    "inner splits": Part(2, ("data/inner.py", "data/splits.py")),
+    "inner splits": Part(3, ("data/inner.py", "data/splits.py")),
     "search": Part(
         8,
         (

@@ -26,9 +26,11 @@ from benchmd_ray.report.contamination import with_contamination
 from benchmd_ray.report.ensembles import ensembles
 from benchmd_ray.report.frames import FRAMES, frame, place
 from benchmd_ray.report.names import Names, names_of, require_baseline
+from benchmd_ray.report.nested import Nested, by_search, nested
 from benchmd_ray.report.notes import notes
 from benchmd_ray.report.over_folds import is_of_fold, over_folds
 from benchmd_ray.report.pools import Pool, pools
+from benchmd_ray.report.protocols import fold_of
 from benchmd_ray.report.rows import (
     Row,
     beside,
@@ -180,13 +182,20 @@ class SourceResults:
 
     pools: list[Pool]
     notes: list[str]
+    nested: Nested
+    """Results of searches over all folds."""
 
     @property
     def rows(self) -> Iterator[Row]:
         """Score rows of the individual runs."""
-        for pool in self.pools:
+        for pool in self.every:
             for member in pool.members:
                 yield from score_rows(member, pool.row)
+
+    @property
+    def every(self) -> list[Pool]:
+        """All results of single models."""
+        return sorted([*self.pools, *self.nested.pools], key=lambda pool: place(pool.key))
 
 
 def paper(pool: Pool) -> float:
@@ -228,16 +237,17 @@ def analyse(
         require_baseline(baseline, named, usable)
     lines = [*skipped, *unfinished(runs), *older_parts(runs)]
     rows: dict[str, list[pd.DataFrame]] = {name: [frame(name, ())] for name in FRAMES}
-    for block in blocks(runs, named, tuple(METRICS), resamples):
+    for block in blocks(runs, named, tuple(METRICS), resamples, searches):
         lines += block.notes
         pairs = tuned_pairs(block.pools, searches, runs)
         averages = ensembles(pairs, block.pools, tuple(METRICS), resamples)
         lines += [*averages.notes, *fold_notes(pairs, block.pools)]
-        whole = [*block.pools, *averages.pools]
+        whole = [*block.every, *averages.pools, *block.nested.averages]
         frames_of_block = _frames_of(block, whole, resamples, curves=curves, baseline=baseline)
         for name, part in frames_of_block.items():
             rows[name].append(part)
-        pairs = sorted([*pairs, *averages.pairs], key=lambda pair: place(pair.tuned.key))
+        pairs = [*pairs, *averages.pairs, *block.nested.pairs]
+        pairs.sort(key=lambda pair: place(pair.tuned.key))
         rows["tuned"].append(frame("tuned", tuned_rows(pairs, paper)))
     others, skipped_too = other_rows(runs, named.of_runs, resamples)
     rows["rows"].append(others)
@@ -283,9 +293,15 @@ def analyse_stores(
 
 
 def blocks(
-    all_runs: Sequence[Run], named: Names, metrics: Sequence[str], resamples: int
+    all_runs: Sequence[Run],
+    named: Names,
+    metrics: Sequence[str],
+    resamples: int,
+    searches: Sequence[SearchRecord] = (),
 ) -> Iterator[SourceResults]:
     """Measured and pooled results, source by source, with progress.
+
+    ``searches`` are those of the runs' stores.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
@@ -306,19 +322,26 @@ def blocks(
             skipped += [note for part in read for note in part.skipped]
             done += len(some)
             display.update(done)
-        joined, about_folds = over_folds(of_folds, named.of_runs)
-        scored += measured(joined, metrics, resamples)
+        measure = partial(measured, metrics=metrics, resamples=resamples)
+        of_search, others = by_search(of_folds, searches)
+        scored += measure([result for result in others if fold_of(result.run)])
+        whole, about_folds = over_folds(
+            [result for result in others if not fold_of(result.run)], named.of_runs
+        )
+        scored += measure(whole)
+        of_searches = nested(of_search, named.of_runs, searches, all_runs, measure)
         pooled, lines = pools(scored, named.of_runs)
         lines = [
             *skipped,
             *about_folds,
+            *of_searches.notes,
             *lines,
             *apart(pooled),
             *other_seeds(pooled),
             *shared_patients(pooled),
         ]
         lines += of_pools(pooled, all_runs)
-        yield SourceResults(pooled, lines)
+        yield SourceResults(pooled, lines, of_searches)
     display.close()
 
 
@@ -339,7 +362,7 @@ def _frames_of(
     baseline: str | None,
 ) -> dict[str, pd.DataFrame]:
     """The frames of one block without those of training; ensembles are only in the scores."""
-    block_pools, metrics = block.pools, tuple(METRICS)
+    block_pools, metrics = block.every, tuple(METRICS)
     of_one_model = [pool for pool in block_pools if not pool.first.parts]
     several = {**subgroup_rows(of_one_model, resamples), **contest_rows(block_pools)}
     drawn = of_one_model if curves else ()

@@ -227,7 +227,7 @@ TECHNIQUES = {
 }
 """Techniques in words, in the order of tables."""
 SCRATCH, KERNELS = "scratch", "random-kernels"
-MODES = {"knn": "k-NN", "linear": "linear", "finetune": "fine-tuning"}
+MODES = {"knn": "k-NN", "linear": "linear", "finetune": "fine-tuning", "mixed": "mode by fold"}
 LABELS = ("full", "large", "medium", "small")
 SETTINGS = ("knn", "linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
 CROSS_VALIDATION, LEAVE_ONE_OUT = "cross-validation", "leave-one-out"
@@ -260,6 +260,12 @@ def mode_and_labels(setting: str) -> tuple[str, str]:
     """``("finetune", "small")`` of ``finetune-small``, ``("linear", "full")`` of ``linear``."""
     mode, _, labels = setting.partition("-")
     return mode, labels or "full"
+
+
+def mixed(settings: Iterable[str]) -> str:
+    """The setting of a result whose folds are of these, which have equally many labels."""
+    (labels,) = {mode_and_labels(setting)[1] for setting in settings}
+    return "mixed" if labels == "full" else f"mixed-{labels}"
 
 
 def with_mode(name: str, setting: str) -> str:

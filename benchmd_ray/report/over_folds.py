@@ -18,15 +18,14 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.ensembles import averaged, shared_by_any
 from benchmd_ray.report.frames import CROSS_VALIDATION, LEAVE_ONE_OUT
 from benchmd_ray.report.names import RowName
-from benchmd_ray.report.protocols import fold_of
 from benchmd_ray.report.rows import key_of
 from benchmd_ray.report.scored import Scored
 from benchmd_ray.runs.store import Run
 
 
 def is_of_fold(run: Run) -> bool:
-    """Whether a run is one of a cross-validation; the models of a search in a fold are not."""
-    return "held_out_fold" in run.description and not fold_of(run)
+    """Whether a run is one of a cross-validation."""
+    return "held_out_fold" in run.description
 
 
 def over_folds(
@@ -38,7 +37,7 @@ def over_folds(
     """
     together: dict[tuple[Any, ...], dict[int, dict[str, Scored]]] = {}
     for result in results:
-        stated, key = _stated(result), key_of(result, names[result.run.folder])
+        stated, key = held_out_fold(result), key_of(result, names[result.run.folder])
         of_whole = (stated[name] for name in ("catalog", "folds", "leave_one_out"))
         place = (*key.values(), result.run.description["seed"], *of_whole)
         members = together.setdefault(place, {}).setdefault(stated["number"], {})
@@ -46,7 +45,7 @@ def over_folds(
     whole, notes = [], []
     for of_fold in together.values():
         runs = [next(iter(of_fold[number].values())) for number in sorted(of_fold)]
-        first, folds = runs[0], _stated(runs[0])["folds"]
+        first, folds = runs[0], held_out_fold(runs[0])["folds"]
         about = first.run.description
         where = (
             f"{about['source']} on {first.dataset}, {names[first.run.folder].technique}, "
@@ -65,29 +64,41 @@ def over_folds(
             )
             continue
         try:
-            of_source = first.dataset == about["source"]
-            whole.append(_pooled(runs) if of_source else averaged(runs, common=True))
+            whole.append(joined(runs))
         except BenchmdError as error:
             notes.append(f"{where}: skipped, {error}")
     return whole, notes
 
 
-def _stated(result: Scored) -> Mapping[str, Any]:
+def held_out_fold(result: Scored) -> Mapping[str, Any]:
     """Which fold a run held out."""
     stated: Mapping[str, Any] = result.run.description["held_out_fold"]
     return stated
 
 
+def joined(runs: Sequence[Scored]) -> Scored:
+    """The results of the models of all folds on a dataset as one, without metrics.
+
+    Raises:
+        BenchmdError: Predictions on another dataset than the source have no record in common.
+    """
+    first = runs[0]
+    of_source = first.dataset == first.run.description["source"]
+    return _pooled(runs) if of_source else averaged(runs, common=True)
+
+
 def _pooled(runs: Sequence[Scored]) -> Scored:
     """The predictions of all held-out records, without metrics, sorted by unit."""
-    first, stated = runs[0], _stated(runs[0])
+    first, stated = runs[0], held_out_fold(runs[0])
     units = pd.concat([run.units for run in runs], ignore_index=True)
     order = np.argsort(units["unit_id"].to_numpy(dtype=np.str_), kind="stable")
     targets, scores = (
         np.concatenate([getattr(run, name) for run in runs])[order]
         for name in ("targets", "scores")
     )
-    folds = np.repeat([_stated(run)["number"] for run in runs], [len(run.units) for run in runs])
+    folds = np.repeat(
+        [held_out_fold(run)["number"] for run in runs], [len(run.units) for run in runs]
+    )
     return replace(
         first,
         about={**first.about, **shared_by_any(runs), "catalog": stated["catalog"]},

@@ -37,8 +37,8 @@ class TunedPair:
     """Results of the start on the same records; None if missing."""
     search: str
     """Name of the search."""
-    record: SearchRecord | None
-    """The search; None if it is not in the stores."""
+    records: tuple[SearchRecord, ...]
+    """The search, or those of all folds; none if it is not in the stores."""
 
 
 SEEN = (
@@ -160,7 +160,8 @@ def tuned_pairs(
             search = searches_behind(run, pretraining_of(run, runs_by_name))[0]
             record = named.get(search)
             start = None if record is None else _start(pool, pools, record, runs_by_name)
-            pairs.append(TunedPair(*_on_common_folds(pool, start), search, record))
+            records_of_pair = () if record is None else (record,)
+            pairs.append(TunedPair(*_on_common_folds(pool, start), search, records_of_pair))
     return pairs
 
 
@@ -180,11 +181,11 @@ def _on_folds(pool: Pool, folds: Sequence[tuple[str, int]]) -> Pool:
 def tuned_rows(pairs: Iterable[TunedPair], paper: Callable[[Pool], float]) -> Iterator[Row]:
     """One row per tuned result; NaN if its counterpart is missing."""
     for pair in pairs:
-        record = pair.record
+        counts = [len(record.trials) for record in pair.records]
         yield _row(pair.tuned, pair.start, paper) | {
             "search": pair.search,
-            "trials": None if record is None else len(record.trials),
-            "device_hours": np.nan if record is None else record.device_hours,
+            "trials": sum(counts) if counts else None,
+            "device_hours": sum(r.device_hours for r in pair.records) if counts else np.nan,
         }
 
 
@@ -264,7 +265,7 @@ def _start(
         and bool(other.folds) == bool(pool.folds)
         and (not pool.folds or {*pool.folds} & {*other.folds})
         and _same(other.first.run, pool.first.run)
-        and _is_start(other, record, technique, runs_by_name)
+        and _starts(other.first.run, record, technique, runs_by_name)
     ]
 
     def common(other: Pool) -> tuple[int, bool]:
@@ -277,22 +278,22 @@ def of_start(
     pools: Sequence[Pool], record: SearchRecord, runs_by_name: Mapping[str, Run]
 ) -> list[Pool]:
     """Results of the fold models of a search's start."""
+    return [pool for pool in pools if pool.folds and is_start(pool.first.run, record, runs_by_name)]
+
+
+def is_start(run: Run, record: SearchRecord, runs_by_name: Mapping[str, Run]) -> bool:
+    """Whether a transfer has the settings of a search's start."""
     family = record.families[0]
     settings = SETTINGS if family.setting == "pretrain" else (family.setting,)
-    return [
-        pool
-        for pool in pools
-        if pool.folds
-        and pool.key["setting"] in settings
-        and _is_start(pool, record, family.technique, runs_by_name)
-    ]
+    is_setting = run.description["setting"] in settings
+    return is_setting and _starts(run, record, family.technique, runs_by_name)
 
 
-def _is_start(
-    pool: Pool, record: SearchRecord, technique: str, runs_by_name: Mapping[str, Run]
+def _starts(
+    run: Run, record: SearchRecord, technique: str, runs_by_name: Mapping[str, Run]
 ) -> bool:
-    first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
-    run = pool.first.run
+    place = (str(run.description[name]) for name in ("modality", "source", "policy"))
+    first = record.start(*place)
     return (
         first is not None
         and run.description["technique"] == technique

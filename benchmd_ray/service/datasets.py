@@ -51,6 +51,11 @@ class PlannedDataset:
         return "" if self.fold is None else f"fold-{self.fold}/"
 
     @property
+    def without(self) -> str:
+        """For messages: ``, fold 2 held out``; empty without folds."""
+        return "" if self.fold is None else f", fold {self.fold} held out"
+
+    @property
     def modality(self) -> str:
         return self.kind.name
 

@@ -76,6 +76,8 @@ class Item:
     """Estimated additional bytes while it runs: its checkpoints."""
     also: tuple[Location, ...] = ()
     """Catalogs of other datasets that an evaluation reads."""
+    held_out: int | None = None
+    """Number of the held-out fold of a source that is cut into folds; else None."""
     fold: Fold | None = None
     """What the run of a fold is trained on; None for runs on all labels."""
     resolved: ResolvedRun | None = field(default=None, repr=False)
@@ -395,4 +397,5 @@ def _item(draft: _Draft, estimator: Estimator, on_gpu: bool) -> Item:
         disk_bytes=disk.kept,
         peak_bytes=disk.working,
         also=tuple(dataset.catalog for dataset in draft.also if dataset.catalog is not None),
+        held_out=draft.source.fold,
     )

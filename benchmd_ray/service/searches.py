@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -170,8 +169,8 @@ def execution_of(plan: SearchPlan) -> ExecutionSettings:
 
 def of_sources(plan: Plan, search: SearchPlan) -> list[Item]:
     """Items of a plan that belong to a search's sources, and the pretrainings that they need."""
-    sources = {(source.name, source.policy) for source in search.sources}
-    chosen = [item for item in plan.items if (item.source, item.policy) in sources]
+    sources = {(source.name, source.policy, source.fold) for source in search.sources}
+    chosen = [i for i in plan.items if (i.source, i.policy, i.held_out) in sources]
     names = {item.name for item in chosen} | {item.after for item in chosen}
     return [item for item in plan.items if item.name in names]
 
@@ -196,11 +195,13 @@ def records_seen(source: PlannedDataset, start: Settings) -> int:
 
 
 def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
-    """The requested searches: one for each source, or one over all modalities."""
+    """The requested searches: one for each source, or one over all modalities.
+
+    A source that is cut into folds has one for each, which never sees the patients held out.
+    """
     require_families(tuning)
     chosen = chosen_datasets(tuning.choice)
     sources = [dataset for dataset in chosen.datasets if dataset.role == "source"]
-    _require_one_fold(sources)
     targets = [d for d in (*chosen.datasets, *chosen.also) if d.role == "target"]
     groups = [sources] if tuning.method.universal else [[source] for source in sources]
     plans = [_planned(tuning, group, targets, gpu=gpu) for group in groups]
@@ -209,19 +210,6 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
         if not any(name in family.held for plan in plans for family in plan.families):
             raise unknown_name("setting to hold with --fix:", name, names)
     return plans
-
-
-def _require_one_fold(sources: Sequence[PlannedDataset]) -> None:
-    """Refuse the folds of a cross-validation: each would need a search of its own."""
-    folds = Counter((source.name, source.policy) for source in sources)
-    for source in sources:
-        if source.fold is not None and folds[source.name, source.policy] > 1:
-            raise BenchmdError(
-                f"{source.name} is cut into folds, and a search is on one training split. Name the "
-                f"catalog of one fold, such as {source.catalog}, whose held-out patients the "
-                "search never sees and on which start and choice are scored; or build a catalog "
-                "with fixed splits: drawn in its card instead of splits."
-            )
 
 
 def _planned(

@@ -84,7 +84,7 @@ def run_searches(
                 stopping() as stop,
             ):
                 inner = InnerCatalogs(plan, store, stop.check)
-                say(f"{plan.name}: {_counts(inner(0))}")
+                say(f"{plan.name}: {_counts(plan, inner(0))}")
                 for note in plan.notes:
                     say(f"not searched: {note}")
                 upstream = _upstream(tuning, plan, store, say, cpus=cpus, quiet=quiet)
@@ -179,11 +179,11 @@ class InnerCatalogs:
         return self._written[evaluation]
 
 
-def _counts(inner: Sequence[Catalog]) -> str:
+def _counts(plan: SearchPlan, inner: Sequence[Catalog]) -> str:
     return "; ".join(
-        f"an evaluation trains on {catalog.rows('train'):,} records of {catalog.dataset} and is "
-        f"scored on {catalog.rows('validation'):,}"
-        for catalog in inner
+        f"an evaluation trains on {catalog.rows('train'):,} records of {source.name} and is "
+        f"scored on {catalog.rows('validation'):,}{source.without}"
+        for source, catalog in zip(plan.sources, inner, strict=True)
     )
 
 

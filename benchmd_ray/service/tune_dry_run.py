@@ -165,7 +165,7 @@ def _estimate(search: _Search, store: Path) -> DryRun:
 def _work(search: _Search) -> list[str]:
     """Lines on what is searched, how trials are scored, and what is varied."""
     plan, tuning = search.plan, search.tuning
-    sources = ", ".join(f"{s.name} ({s.modality})" for s in plan.sources)
+    sources = ", ".join(f"{s.name} ({s.modality}{s.without})" for s in plan.sources)
     title = plan.name if search.has_catalogs else "A search"
     start, *others = plan.families
     scored = "; ".join(map(_validation, plan.sources, start.settings))

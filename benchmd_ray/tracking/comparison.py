@@ -31,7 +31,12 @@ def comparison(store: Path, record: SearchRecord) -> tuple[pd.DataFrame, str]:
     Raises:
         BenchmdError: There are no fold models with predictions.
     """
-    runs = [run for run in read_stores([store]).found if fold_of(run)]
+    catalogs = {source["catalog"] for source in record.sources}
+    runs = [
+        run
+        for run in read_stores([store]).found
+        if fold_of(run) and run.description["determinants"].get("catalog") in catalogs
+    ]
     provenance = together(*(run.description["provenance"] for run in with_predictions(runs)))
     rows: list[dict[str, Any]] = []
     for block in blocks(runs, names_of(runs), METRIC, RESAMPLES):

@@ -253,6 +253,20 @@ def test_of_fewer_folds_no_cut_is_shared_by_the_race_and_what_is_fresh(write_cat
     assert len(set(folds)) == 2 * FOLDS
 
 
+@pytest.mark.parametrize("rare", [2, 3, 4, 6])
+def test_every_evaluation_of_few_patients_can_be_scored(write_catalog, rare):
+    """Each side has patients with and without the rarer class, however few have it."""
+    card = dataset_card("ptb-xl")
+    classes = [1] * rare + [0] * (13 - rare)
+    records = [record(f"r{i}", f"p{i}", one_hot(at), card) for i, at in enumerate(classes)]
+    catalog = write_catalog(card, {"train": [records]})
+    folds = min(rare, FOLDS)
+    held = [validation_patients(catalog, evaluation) for evaluation in range(2 * FOLDS)]
+    for side in (*held, *({f"p{i}" for i in range(13)} - patients for patients in held)):
+        assert {classes[int(patient[1:])] for patient in side} == {0, 1}
+    assert sorted(p for fold in held[:folds] for p in fold) == sorted(f"p{i}" for i in range(13))
+
+
 def test_windows_of_a_patient_stay_together(write_catalog):
     """Patients of one to three windows, of two scans, in several shards."""
     card, generator = dataset_card("lidc-idri"), np.random.default_rng(3)

@@ -24,6 +24,7 @@ from benchmd_ray.runs.store import read_stores
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.live import label
 from benchmd_ray.service.plan import make_plan
+from benchmd_ray.tuning.records import read_searches
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +78,21 @@ def test_folds_are_not_read_by_evaluations_of_other_sources(catalog):
         )
 
 
-def test_a_search_names_one_fold_or_fixed_splits(catalog):
-    done = CliRunner().invoke(main, ["tune", "--catalog", str(catalog.path), "--tflops", "1"])
-    expected = r"wrist is cut into folds, and .* one fold, such as .*/folds/0.*: drawn in its card"
-    assert re.search(expected, done.output)
-    fold = str(catalog.path / "folds" / "0")
-    done = CliRunner().invoke(main, ["tune", "--catalog", fold, "--dry-run", "--tflops", "1"])
+def test_each_fold_has_a_search_of_its_own(catalog):
+    done = CliRunner().invoke(
+        main, ["tune", "--catalog", str(catalog.path), "--dry-run", "--tflops", "1"]
+    )
     assert done.exit_code == 0, done.output
+    names = re.findall(r"^(tune-\S+): on wrist \(wrist, fold (\d) held out\)", done.output, re.M)
+    assert [fold for _, fold in names] == ["0", "1", "2"]
+    assert len({name for name, _ in names}) == 3
+    assert "In total: 3 searches one after the other" in done.output
+
+
+def test_a_search_over_modalities_takes_no_folds(catalog):
+    arguments = ["tune", "--catalog", str(catalog.path), "--universal", "--technique", "scratch"]
+    done = CliRunner().invoke(main, arguments)
+    assert "needs one source from each of two or more modalities" in done.output
 
 
 @pytest.mark.slow
@@ -140,3 +149,56 @@ def test_fifteen_volunteers_from_a_first_card_to_a_report(
     expected = roc_auc_score(np.concatenate(targets)[:, 1], np.concatenate(scores)[:, 1])
     assert row["value"] == pytest.approx(expected)
     assert (row["records"], row["patients"], row["split"]) == (30, 15, "leave-one-out")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_search_in_every_fold_is_scored_on_all_held_out_records(
+    ray_cluster, tmp_path, monkeypatch
+):
+    """What each fold's choice says of the patients held out is averaged and scored again here."""
+    monkeypatch.setenv(CARDS, str(tmp_path / "cards"))
+    write_card(tmp_path / "cards", {"cross_validation": 2})
+    write_wrist(tmp_path / "raw", noise=2.0)
+    store, catalog = tmp_path / "runs", tmp_path / "wrist"
+    for arguments in (
+        ("catalog", "build", "wrist", "--raw", tmp_path / "raw", "--out", catalog),
+        (
+            *("tune", "--catalog", catalog, "--store", store, "--small", "--trials", 2),
+            *("--technique", "random-kernels", "--set", "encoder.options={kernels: 20}"),
+            *("--fix", "encoder.options.kernels"),
+        ),
+    ):
+        done = CliRunner().invoke(main, [*map(str, arguments)])
+        assert done.exit_code == 0, done.output
+    searches = {r.sources[0]["catalog"]: r for r in read_searches([store]).found}
+    folds = fold_catalogs(open_catalog(catalog, folds=True))
+    assert searches.keys() == {fold.digest for fold in folds}
+    aurocs, held_out = [], []
+    for fold in folds:
+        record = searches[fold.digest]
+        made = [
+            run
+            for run in read_stores([store]).found
+            if run.description["kind"] == "transfer"
+            and run.description["determinants"]["catalog"] == fold.digest
+            and (run.settings.tuned == record.name) == bool(record.best)
+        ]
+        assert len(made) == len(record.folds) >= 5
+        tables = [
+            read_predictions(run.folder / "predictions" / "classification" / "wrist.parquet")
+            for run in made
+        ]
+        (truth, *_), *_ = (table.of_split("test") for table in tables)
+        mean = np.mean([table.of_split("test")[1] for table in tables], axis=0)
+        aurocs.append(roc_auc_score(truth[:, 1], mean[:, 1]))
+        patients = set(tables[0].table["group_id"].to_pylist())
+        assert patients == patients_of(fold, ["test"])
+        for run in made:
+            assert patients.isdisjoint(read_learned(run.folder).records.patients)
+        held_out += patients
+    assert len(held_out) == len(set(held_out)) == 15
+    tuned = analyse_stores([store], resamples=20, curves=False).tuned
+    (row,) = tuned[tuned["protocol"] == "tuned ensemble"].to_dict("records")
+    assert row["value"] == pytest.approx(np.mean(aurocs))
+    assert row["split"] == "cross-validation"

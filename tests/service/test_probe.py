@@ -133,6 +133,7 @@ def place(ecg_catalogs):
     return [ecg_catalogs[name].path for name in ("ptb-xl", "chapman-shaoxing")]
 
 
+@pytest.mark.slow
 def test_each_record_is_encoded_once_and_the_numbers_are_those_of_run(place, tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "cache"))
     _, plan = planned(("scratch",), place, tmp_path, seeds=(0,))

@@ -1,0 +1,207 @@
+"""Searches in all folds of a cross-validation, as one result of choosing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kinds import MODALITIES
+from sklearn.metrics import roc_auc_score
+from stored import runs, searches
+from stores import (
+    make_search,
+    make_transfer,
+    people,
+    scores_of,
+    search_name,
+    targets_of,
+    write_predictions,
+)
+
+from benchmd_ray.report.analysis import analyse
+from benchmd_ray.report.frames import with_mode
+from benchmd_ray.report.page import page
+from benchmd_ray.report.page_tuning import gained
+
+ECG = MODALITIES["ecg"].task
+PATIENTS, EACH, FOLDS, MODELS = 45, 2, 3, 2
+ROWS = PATIENTS * EACH
+PEOPLE, TRUTH = people(ROWS, each=EACH), targets_of(ECG.classes, ROWS, "single-label")
+FOLD = np.arange(ROWS) // EACH % FOLDS
+LR = {0: 3e-3, 1: 1e-2}
+"""The choice of each fold; the last one keeps its start."""
+
+
+def name_of(fold):
+    return search_name(f"tune-ecg-fold{fold}")
+
+
+class Store:
+    """Made-up fold models of a search in each fold, and their probabilities."""
+
+    def __init__(self, folder, folds=range(FOLDS), *, chosen=LR, mode_of=None):
+        self.folder = folder
+        self.scores = {}
+        for fold in folds:
+            about = {"modality": "ecg", "source": "ptb-xl", "policy": "clean", "inner": "b"}
+            counts = {"records": {"train": 48, "validation": 12}}
+            counts |= {"patients": {"train": 24, "validation": 6}}
+            source = about | counts | {"catalog": f"digest of fold {fold}"}
+            kept = {} if fold in chosen else {"result": {"best": 0}}
+            make_search(folder, name_of(fold), technique="scratch", sources=[source], **kept)
+            setting = (mode_of or {}).get(fold, "linear")
+            for number in range(MODELS):
+                self.model("start", fold, number, 0.5)
+                if fold in chosen:
+                    tuned = {
+                        "transfer": {"optimiser": {"lr": chosen[fold]}},
+                        "tuned": name_of(fold),
+                    }
+                    self.model("tuned", fold, number, 1.5, changes=tuned, setting=setting)
+
+    def model(self, side, fold, number, skill, **about):
+        held_out = {"number": fold, "folds": FOLDS, "leave_one_out": False, "catalog": "a" * 64}
+        run = make_transfer(self.folder, fold=number, held_out=held_out, fixed=False, **about)
+        seed = [fold, number, len(side)]
+        rows = np.flatnonzero(FOLD == fold)
+        held = {name: [values[row] for row in rows] for name, values in PEOPLE.items()}
+        of_test = scores_of(TRUTH[rows], ECG.kind, skill, seed)
+        where = {"role": "source", "catalog": f"digest of fold {fold}"}
+        write_predictions(run, "ptb-xl", {"test": (held, TRUTH[rows], of_test)}, **where)
+        on_target = scores_of(TRUTH, ECG.kind, skill, [*seed, 1])
+        write_predictions(run, "georgia", {"test": (PEOPLE, TRUTH, on_target)})
+        self.scores[side, fold, number] = of_test, on_target
+
+    def of_fold(self, side, fold):
+        """Probabilities of the models of a side in a fold, (models, rows, classes)."""
+        side = side if (side, fold, 0) in self.scores else "start"
+        return np.array([self.scores[side, fold, number][0] for number in range(MODELS)])
+
+    def reported(self):
+        return analyse(runs([self.folder]), searches=searches([self.folder]), resamples=60)
+
+
+def over_folds(probabilities):
+    """The mean over classes of their mean AUROC over folds."""
+    return np.mean(
+        [
+            np.mean(
+                [
+                    roc_auc_score(TRUTH[FOLD == fold, at], scores[:, at])
+                    for fold, scores in enumerate(probabilities)
+                    if 0 < TRUTH[FOLD == fold, at].sum() < (FOLD == fold).sum()
+                ]
+            )
+            for at in range(len(ECG.classes))
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("nested") / "runs")
+    return store, store.reported()
+
+
+def row_of(analysis, protocol, dataset="ptb-xl"):
+    (row,) = analysis.tuned.query("protocol == @protocol and dataset == @dataset").to_dict(
+        "records"
+    )
+    return row
+
+
+def test_the_ensembles_of_all_folds_are_scored_on_all_held_out_records(made):
+    store, analysis = made
+    row = row_of(analysis, "tuned ensemble")
+    expected = {
+        side: over_folds([store.of_fold(side, fold).mean(axis=0) for fold in range(FOLDS)])
+        for side in ("tuned", "start")
+    }
+    assert row["value"] == pytest.approx(expected["tuned"])
+    assert row["start"] == pytest.approx(expected["start"])
+    assert row["difference"] == pytest.approx(expected["tuned"] - expected["start"])
+    assert row["difference_low"] < row["difference"] < row["difference_high"]
+    assert (row["split"], row["technique"], row["models"]) == (
+        "cross-validation", "scratch, tuned ensemble of 2", FOLDS * MODELS,
+    )  # fmt: skip
+    assert row["search"] == "tune-ecg-fold0, in each of 3 folds"
+    assert row["trials"] == FOLDS * 12
+    (scored,) = analysis.scores.query(
+        "protocol == 'tuned ensemble' and dataset == 'ptb-xl' and metric == 'auroc'"
+        " and `class` == 'mean'"
+    ).to_dict("records")
+    assert (scored["records"], scored["patients"]) == (ROWS, PATIENTS)
+
+
+def test_single_models_are_the_mean_over_the_evaluations_of_a_fold(made):
+    store, analysis = made
+    row = row_of(analysis, "tuned")
+    for side, name in (("tuned", "value"), ("start", "start")):
+        each = [
+            over_folds([store.of_fold(side, fold)[number] for fold in range(FOLDS)])
+            for number in range(MODELS)
+        ]
+        assert row[name] == pytest.approx(np.mean(each))
+    assert row["technique"] == "scratch, tuned"
+
+
+def test_on_a_target_all_models_of_all_folds_are_averaged(made):
+    store, analysis = made
+    sides = {"value": "tuned", "start": "start"}
+    row = row_of(analysis, "tuned ensemble", "georgia")
+    for name, side in sides.items():
+        every = [
+            store.scores[side if fold in LR else "start", fold, number][1]
+            for fold in range(FOLDS)
+            for number in range(MODELS)
+        ]
+        aurocs = [
+            roc_auc_score(TRUTH[:, at], np.mean(every, axis=0)[:, at])
+            for at in range(len(ECG.classes))
+        ]
+        assert row[name] == pytest.approx(np.mean(aurocs))
+
+
+def test_the_page_says_what_the_folds_chose_and_what_that_gained(made):
+    _, analysis = made
+    expected = (
+        "ptb-xl: the searches in its folds chose scratch, linear (2 folds), the start (1 fold)."
+    )
+    assert expected in analysis.notes
+    (sentence,) = gained(analysis)
+    assert sentence.startswith("Tuning gained +")
+    assert "scratch, tuned ensemble of 2" in page(analysis, [])
+
+
+def test_without_a_fold_nothing_is_shown_and_the_note_says_so(tmp_path):
+    store = Store(tmp_path / "runs", folds=range(FOLDS - 1))
+    with_other = make_transfer(store.folder, setting="finetune-full")
+    write_predictions(with_other, "georgia", {"test": (PEOPLE, TRUTH, TRUTH.astype(float))})
+    analysis = store.reported()
+    assert set(analysis.scores["protocol"]) == {"fixed"}
+    assert any(
+        "2 of 3 have chosen, so what they are worth is not shown" in n for n in analysis.notes
+    )
+
+
+def test_folds_that_chose_otherwise_are_one_row_that_says_so(tmp_path):
+    store = Store(tmp_path / "runs", mode_of={1: "finetune-full"})
+    row = row_of(store.reported(), "tuned ensemble")
+    expected = over_folds([store.of_fold("tuned", fold).mean(axis=0) for fold in range(FOLDS)])
+    assert row["value"] == pytest.approx(expected)
+    assert row["setting"] == "mixed"
+    assert with_mode(row["technique"], row["setting"]) == (
+        "scratch, tuned ensemble of 2, mode by fold"
+    )
+
+
+def test_where_every_fold_keeps_its_start_nothing_is_gained(tmp_path):
+    analysis = Store(tmp_path / "runs", chosen={}).reported()
+    assert "ptb-xl: the searches in its folds chose the start (3 folds)." in analysis.notes
+    row = row_of(analysis, "tuned ensemble")
+    assert row["difference"] == 0
+
+
+def test_one_searched_fold_is_a_catalog_like_any_other(tmp_path):
+    analysis = Store(tmp_path / "runs", folds=[1]).reported()
+    row = row_of(analysis, "tuned ensemble")
+    assert (row["split"], row["models"], row["search"]) == ("test", MODELS, name_of(1))
