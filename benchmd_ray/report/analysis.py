@@ -26,7 +26,7 @@ from benchmd_ray.report.contamination import with_contamination
 from benchmd_ray.report.ensembles import ensembles
 from benchmd_ray.report.frames import FRAMES, frame, place
 from benchmd_ray.report.names import Names, names_of, require_baseline
-from benchmd_ray.report.nested import Nested, by_search, nested
+from benchmd_ray.report.nested import Nested, nested
 from benchmd_ray.report.notes import notes
 from benchmd_ray.report.over_folds import is_of_fold, over_folds
 from benchmd_ray.report.pools import Pool, pools
@@ -190,7 +190,8 @@ class SourceResults:
         """Score rows of the individual runs."""
         for pool in self.every:
             for member in pool.members:
-                yield from score_rows(member, pool.row)
+                rows = score_rows(member, pool.row)
+                yield from ({**row, "setting": pool.key["setting"]} for row in rows)
 
     @property
     def every(self) -> list[Pool]:
@@ -237,6 +238,7 @@ def analyse(
         require_baseline(baseline, named, usable)
     lines = [*skipped, *unfinished(runs), *older_parts(runs)]
     rows: dict[str, list[pd.DataFrame]] = {name: [frame(name, ())] for name in FRAMES}
+    in_folds: set[str] = set()  # searches whose folds are told of together
     for block in blocks(runs, named, tuple(METRICS), resamples, searches):
         lines += block.notes
         pairs = tuned_pairs(block.pools, searches, runs)
@@ -246,6 +248,7 @@ def analyse(
         frames_of_block = _frames_of(block, whole, resamples, curves=curves, baseline=baseline)
         for name, part in frames_of_block.items():
             rows[name].append(part)
+        in_folds |= {record.name for pair in block.nested.pairs for record in pair.records}
         pairs = [*pairs, *averages.pairs, *block.nested.pairs]
         pairs.sort(key=lambda pair: place(pair.tuned.key))
         rows["tuned"].append(frame("tuned", tuned_rows(pairs, paper)))
@@ -261,7 +264,8 @@ def analyse(
     rows["descriptions"].append(frame("descriptions", named.descriptions))
     frames = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items()}
     frames["descriptions"] = with_contamination(frames["descriptions"], frames["rows"])
-    lines += tuning_notes(frames["tuned"], searches, frames["scores"]["protocol"])
+    alone = [record for record in searches if record.name not in in_folds]
+    lines += tuning_notes(frames["tuned"], alone, frames["scores"]["protocol"])
     kinds = sorted((run.modality for run in runs), key=lambda kind: kind.order)
     return Analysis(
         modalities=tuple(dict.fromkeys(kind.name for kind in kinds)),
@@ -323,13 +327,13 @@ def blocks(
             done += len(some)
             display.update(done)
         measure = partial(measured, metrics=metrics, resamples=resamples)
-        of_search, others = by_search(of_folds, searches)
+        of_searches = nested(of_folds, named.of_runs, searches, all_runs, measure)
+        others = of_searches.others
         scored += measure([result for result in others if fold_of(result.run)])
         whole, about_folds = over_folds(
             [result for result in others if not fold_of(result.run)], named.of_runs
         )
         scored += measure(whole)
-        of_searches = nested(of_search, named.of_runs, searches, all_runs, measure)
         pooled, lines = pools(scored, named.of_runs)
         lines = [
             *skipped,

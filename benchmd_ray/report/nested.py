@@ -48,6 +48,8 @@ class Nested:
     averages: list[Pool] = field(default_factory=list)
     """Ensembles of these fold models."""
     pairs: list[TunedPair] = field(default_factory=list)
+    others: list[Scored] = field(default_factory=list)
+    """Results that are not of these searches."""
     notes: list[str] = field(default_factory=list)
     """What the folds chose, and what is left out."""
 
@@ -72,10 +74,10 @@ class _Search(NamedTuple):
     start: _Models
 
 
-def by_search(
+def _by_search(
     results: Sequence[Scored], records: Sequence[SearchRecord]
-) -> tuple[list[Scored], list[Scored]]:
-    """Those results of a cross-validation that searches in its folds made, and the others.
+) -> tuple[set[str], list[Scored]]:
+    """Catalogs of which several folds were searched, and the results that are not of a search.
 
     Where only one fold was searched, its results are those of a catalog like any other.
     """
@@ -89,10 +91,13 @@ def by_search(
     folds: dict[str, set[int]] = {}
     for about, is_made in zip(stated, made, strict=True):
         folds.setdefault(about["catalog"], set()).update([about["number"]] if is_made else ())
-    sides: tuple[list[Scored], list[Scored]] = ([], [])
-    for result, about, is_made in zip(results, stated, made, strict=True):
-        sides[not (is_made and len(folds[about["catalog"]]) > 1)].append(result)
-    return sides
+    searched = {catalog for catalog, numbers in folds.items() if len(numbers) > 1}
+    others = [
+        result
+        for result, about, is_made in zip(results, stated, made, strict=True)
+        if not (is_made and about["catalog"] in searched)
+    ]
+    return searched, others
 
 
 def _catalog(record: SearchRecord) -> str:
@@ -119,7 +124,8 @@ def nested(
         runs: All runs, pretrainings too.
         measure: Gives results their metrics.
     """
-    whole = Nested()
+    searched, others = _by_search(results, records)
+    whole = Nested(others=others)
     by_catalog: dict[str, list[Scored]] = {}
     for result in results:
         by_catalog.setdefault(_trained_on(result.run), []).append(result)
@@ -127,6 +133,8 @@ def nested(
     for record in records:
         if len(record.sources) == 1 and record.result and _catalog(record) in by_catalog:
             stated = held_out_fold(by_catalog[_catalog(record)][0])
+            if stated["catalog"] not in searched:
+                continue
             kind = (stated["catalog"], stated["folds"], *_kind(record))
             alike.setdefault(kind, {}).setdefault(stated["number"], []).append(record)
     by_name = {run.folder.name: run for run in runs}

@@ -72,6 +72,8 @@ def notes(rows: pd.DataFrame) -> list[str]:
         lines.append(
             "knn: no training; the nearest training records by the frozen encoder's features vote."
         )
+    if aurocs["setting"].str.startswith("mixed").any():
+        lines.append("mixed: the folds of a cross-validation chose different modes of transfer.")
     if (is_source & (aurocs["dataset"] != aurocs["source"])).any():
         lines.append(
             "another source: scored without training on it, like a target, by a run trained on the "

@@ -40,7 +40,7 @@ class Store:
 
     def __init__(self, folder, folds=range(FOLDS), *, chosen=LR, mode_of=None):
         self.folder = folder
-        self.scores = {}
+        self.scores, self.refits = {}, {}
         for fold in folds:
             about = {"modality": "ecg", "source": "ptb-xl", "policy": "clean", "inner": "b"}
             counts = {"records": {"train": 48, "validation": 12}}
@@ -70,6 +70,17 @@ class Store:
         on_target = scores_of(TRUTH, ECG.kind, skill, [*seed, 1])
         write_predictions(run, "georgia", {"test": (PEOPLE, TRUTH, on_target)})
         self.scores[side, fold, number] = of_test, on_target
+
+    def refit(self, side, fold, skill, **about):
+        """A model on all labels of a fold's training."""
+        held_out = {"number": fold, "folds": FOLDS, "leave_one_out": False, "catalog": "a" * 64}
+        run = make_transfer(self.folder, held_out=held_out, fixed=side == "start", **about)
+        rows = np.flatnonzero(FOLD == fold)
+        held = {name: [values[row] for row in rows] for name, values in PEOPLE.items()}
+        scores = scores_of(TRUTH[rows], ECG.kind, skill, [fold, 7, len(side)])
+        where = {"role": "source", "catalog": f"digest of fold {fold}"}
+        write_predictions(run, "ptb-xl", {"test": (held, TRUTH[rows], scores)}, **where)
+        self.refits[side, fold] = scores
 
     def of_fold(self, side, fold):
         """Probabilities of the models of a side in a fold, (models, rows, classes)."""
@@ -144,6 +155,37 @@ def test_single_models_are_the_mean_over_the_evaluations_of_a_fold(made):
     assert row["technique"] == "scratch, tuned"
 
 
+def test_models_on_all_labels_are_compared_over_the_same_folds(tmp_path):
+    store = Store(tmp_path / "runs")
+    for fold in range(FOLDS):
+        store.refit("start", fold, 0.5)
+        if fold in LR:
+            changes = {"transfer": {"optimiser": {"lr": LR[fold]}}, "tuned": name_of(fold)}
+            store.refit("tuned", fold, 1.5, changes=changes)
+    analysis = store.reported()
+    names = analysis.tuned["technique"]
+    (row,) = (
+        analysis.tuned[names == "scratch, tuned, whole split"]
+        .query("dataset == 'ptb-xl'")
+        .to_dict("records")
+    )
+    sides = {
+        side: over_folds(
+            [
+                store.refits[side if side == "start" or fold in LR else "start", fold]
+                for fold in range(FOLDS)
+            ]
+        )
+        for side in ("tuned", "start")
+    }
+    assert (row["value"], row["start"]) == pytest.approx((sides["tuned"], sides["start"]))
+    plain = analysis.scores.query(
+        "technique == 'scratch' and dataset == 'ptb-xl' and metric == 'auroc' and `class` == 'mean'"
+    )
+    assert plain["value"].tolist() == pytest.approx([sides["start"]])
+    assert not any("no trial beat the start" in note for note in analysis.notes)
+
+
 def test_on_a_target_all_models_of_all_folds_are_averaged(made):
     store, analysis = made
     sides = {"value": "tuned", "start": "start"}
@@ -185,7 +227,9 @@ def test_without_a_fold_nothing_is_shown_and_the_note_says_so(tmp_path):
 
 def test_folds_that_chose_otherwise_are_one_row_that_says_so(tmp_path):
     store = Store(tmp_path / "runs", mode_of={1: "finetune-full"})
-    row = row_of(store.reported(), "tuned ensemble")
+    analysis = store.reported()
+    assert any(note.startswith("mixed: the folds of a") for note in analysis.notes)
+    row = row_of(analysis, "tuned ensemble")
     expected = over_folds([store.of_fold("tuned", fold).mean(axis=0) for fold in range(FOLDS)])
     assert row["value"] == pytest.approx(expected)
     assert row["setting"] == "mixed"
