@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from benchmd_ray.data.binary import normal_names
 from benchmd_ray.data.cards import DatasetCard, cards
-from benchmd_ray.data.manifest_form import SHARDS, described
+from benchmd_ray.data.manifest_form import ID_KEY_DIGEST, SHARDS, described
 from benchmd_ray.data.records import schema
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.files.integrity import (
@@ -138,6 +138,11 @@ class Catalog:
     def held_out(self) -> tuple[str, ...]:
         """Conditions whose records nothing is trained on; see `data.holding_out`."""
         return tuple(self.manifest["held_out"])
+
+    @property
+    def id_key_digest(self) -> str:
+        """See `records.id_key_digest`."""
+        return str(self.manifest.get(ID_KEY_DIGEST, ""))
 
     @property
     def held_out_fold(self) -> dict[str, Any] | None:

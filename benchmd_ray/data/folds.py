@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
-from benchmd_ray.data.manifest import ORIGIN, manifest_of, shard_part
+from benchmd_ray.data.manifest import manifest_of, origin_in, shard_part
 from benchmd_ray.data.manifest_form import SHARD, SHARDS
 from benchmd_ray.data.records import targets_of
 from benchmd_ray.data.resident import patients_of, split_table
@@ -178,7 +178,7 @@ def _write(whole: Catalog, number: int, sides: Sides) -> None:
             name = f"{side}-{before:05d}"
             about = {"name": name, "split": side, "rows": len(rows)}
             parts.append(about | shard_part(rows, path / SHARDS / f"{name}.parquet", card))
-    origin = {key: whole.manifest[key] for key in ORIGIN} | {"quarantined": []}
+    origin = origin_in(whole.manifest) | {"quarantined": []}
     origin["plan"] = digest(["fold", VERSION, whole.digest, number])
     origin["held_out_fold"] = _held_out(whole, number)
     manifest = manifest_of(card, origin, sorted(parts, key=lambda part: part["name"]))

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
-from benchmd_ray.data.manifest import ORIGIN, manifest_of, shard_part
+from benchmd_ray.data.manifest import manifest_of, origin_in, shard_part
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.origins import are_comparable, of_one_origin
 from benchmd_ray.data.records import targets_of
@@ -222,7 +222,7 @@ def _write(cut: _Cut, path: Path) -> None:
                 cuts = {side: _of_side(table, side, mask[rows]) for side, mask in sides.items()}
                 parts += _written(cuts, len(parts), partial, source.card)
                 first += len(table)
-        origin = {key: source.manifest[key] for key in ORIGIN} | {"quarantined": []}
+        origin = origin_in(source.manifest) | {"quarantined": []}
         origin["plan"] = cut.plan
         manifest = manifest_of(source.card, origin, sorted(parts, key=lambda part: part["name"]))
         del manifest["digest"]  # that of what is written, as verification expects

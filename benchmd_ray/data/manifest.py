@@ -17,13 +17,14 @@ import pyarrow.parquet as pq
 
 from benchmd_ray.data.cards import DatasetCard, without_build
 from benchmd_ray.data.catalog import FORMAT
-from benchmd_ray.data.manifest_form import SHARDS
+from benchmd_ray.data.manifest_form import ID_KEY_DIGEST, SHARDS
 from benchmd_ray.data.provenance import provenance_of
 from benchmd_ray.data.raw import Choices, Discovery
 from benchmd_ray.data.records import (
     HELD_OUT,
     conditions,
     decode_signals,
+    id_key_digest,
     positives_per_unit,
     schema,
     targets_of,
@@ -39,6 +40,11 @@ ORIGIN = (
     "quarantined",
 )
 """What a manifest says of how its catalog was built, in addition to what its shards hold."""
+
+
+def origin_in(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says of how its catalog was built."""
+    return {key: manifest[key] for key in (*ORIGIN, ID_KEY_DIGEST) if key in manifest}
 
 
 def shard_part(table: pa.Table, path: Location, card: DatasetCard) -> dict[str, Any]:
@@ -135,6 +141,7 @@ def origin_of(
         "excluded": dict(sorted(excluded.items())),
         "warnings": dict(sorted(warnings.items())),
         "quarantined": [entry for part in parts for entry in part["quarantined"]],
+        **({ID_KEY_DIGEST: key} if (key := id_key_digest(card.namespace)) else {}),
     }
 
 
@@ -143,8 +150,8 @@ def manifest_of(
 ) -> dict[str, Any]:
     """The manifest of a catalog.
 
-    `origin` has the values of `ORIGIN`, and of a fold's catalog ``held_out_fold``; each part what
-    `shard_part` gives, with name, split, rows.
+    `origin` has the values of `ORIGIN`, maybe `ID_KEY_DIGEST`, and of a fold's catalog
+    ``held_out_fold``; each part what `shard_part` gives, with name, split, rows.
     """
     splits: dict[str, Any] = {}
     for split in sorted({part["split"] for part in parts if part["rows"]}):
@@ -182,7 +189,7 @@ def manifest_of(
         "shards": shards,
     }
     manifest |= {key: origin[key] for key in ORIGIN}
-    manifest |= {key: origin[key] for key in origin.keys() & {"held_out_fold"}}
+    manifest |= {key: origin[key] for key in origin.keys() & {"held_out_fold", ID_KEY_DIGEST}}
     return manifest | {"digest": digest(manifest)}
 
 

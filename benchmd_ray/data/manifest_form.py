@@ -87,6 +87,10 @@ class HeldOutFoldForm(TypedDict):
     """Digest of the catalog that was cut into folds."""
 
 
+ID_KEY_DIGEST = "id_key_digest"
+"""Of a manifest whose patients are hashed by a secret: `records.id_key_digest`."""
+
+
 class ManifestForm(TypedDict):
     """What a manifest holds at least."""
 
@@ -104,6 +108,7 @@ class ManifestForm(TypedDict):
     splits: dict[Annotated[str, Field(pattern=f"^{SPLIT}$")], SplitForm]
     shards: list[ShardForm]
     statistics: StatisticsForm | None
+    id_key_digest: NotRequired[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]]
     folds: NotRequired[FoldsForm]
     held_out_fold: NotRequired[HeldOutFoldForm]
 

@@ -94,14 +94,23 @@ class Record:
     """Of a segmentation: the grid of its file, for predictions to go back to."""
 
 
+ID_KEY = "BENCHMD_ID_KEY"
+"""Variable with the secret by which patients are hashed."""
+
+
 def hashed_patient(namespace: str, patient: str) -> str:
     """A stable pseudonym of a patient, 16 hex digits; the same in all forms of Unicode.
 
     The hash is keyed by the card's ``namespace`` and the secret in ``BENCHMD_ID_KEY``, if set: set
     it where patient numbers could be guessed and found by hashing them all.
     """
-    key = hashlib.blake2b(f"{namespace}:{os.environ.get('BENCHMD_ID_KEY', '')}".encode()).digest()
+    key = hashlib.blake2b(f"{namespace}:{os.environ.get(ID_KEY, '')}".encode()).digest()
     return hashlib.blake2b(composed(patient).encode(), key=key, digest_size=8).hexdigest()
+
+
+def id_key_digest(namespace: str) -> str:
+    """A digest that tells the secret by which patients are hashed from others; empty without."""
+    return hashed_patient(namespace, "") if os.environ.get(ID_KEY) else ""
 
 
 def schema(card: DatasetCard) -> pa.Schema:

@@ -42,6 +42,8 @@ class Learned(NamedTuple):
 
     namespace: str
     """Of its source's card."""
+    id_key: str
+    """Of its source's catalog, see `data.records.id_key_digest`."""
     records: Records
 
 
@@ -53,6 +55,7 @@ class SeenForm(TypedDict):
 
 class LearnedForm(TypedDict):
     namespace: str
+    id_key: str
     patients: list[str]
     contents: Hex
 
@@ -99,13 +102,14 @@ def read_learned(folder: Path) -> Learned | None:
         return None
     content = read_hashed_json(path, made_again(folder), LearnedForm, of=folder)
     records = Records(content["patients"], _numbers(content["contents"]))
-    return Learned(content["namespace"], records)
+    return Learned(content["namespace"], content["id_key"], records)
 
 
 def write_learned(folder: Path, learned: Learned) -> None:
     patients, contents = learned.records
     content = {
         "namespace": learned.namespace,
+        "id_key": learned.id_key,
         "patients": sorted(patients),
         "contents": _hex(contents),
     }

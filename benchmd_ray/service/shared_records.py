@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.data.records import CONTENT, content_hashes
+from benchmd_ray.data.records import CONTENT, ID_KEY, content_hashes
 from benchmd_ray.data.resident import contents_of, patients_of, split_table
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.evaluation.evaluation import Shared
@@ -27,7 +27,7 @@ SHARED_PATIENTS = "shared_patients"
 
 def learned_of(source: Catalog) -> Learned:
     """What a transfer to a source learns from."""
-    return Learned(source.card.namespace, _records(source, TRAINED))
+    return Learned(source.card.namespace, source.id_key_digest, _records(source, TRAINED))
 
 
 def shared_records(run: Run, catalog: Catalog) -> Shared:
@@ -79,7 +79,7 @@ def keeps(catalog: Catalog) -> bool:
 def _others(source: Catalog, split: str) -> Learned:
     """What is learned from in the other splits of a source than one that is scored."""
     others = [name for name in TRAINED if name != split]
-    return Learned(source.card.namespace, _records(source, others))
+    return Learned(source.card.namespace, source.id_key_digest, _records(source, others))
 
 
 def _records(source: Catalog, splits: tuple[str, ...] | list[str]) -> Records:
@@ -90,8 +90,15 @@ def _records(source: Catalog, splits: tuple[str, ...] | list[str]) -> Records:
 def _shared(catalog: Catalog, split: str, learned: Learned) -> list[str]:
     table = split_table(catalog, split, ["record_id", "group_id", CONTENT])
     patients, contents = learned.records
+    is_same = learned.namespace == catalog.card.namespace
+    if is_same and learned.id_key != catalog.id_key_digest and not keeps(catalog):
+        raise BenchmdError(
+            f"the patients of {catalog.path} and of the source are of one namespace, "
+            f"{learned.namespace}, but hashed by different secrets, so that shared ones cannot be "
+            f"found. Build both catalogs with the same {ID_KEY}, or both without."
+        )
     is_shared = np.isin(content_hashes(table[CONTENT]), contents)
-    if learned.namespace == catalog.card.namespace:
+    if is_same:
         is_shared |= pc.is_in(table["group_id"], pa.array(list(patients), pa.string())).to_numpy()
     groups = table["group_id"].filter(pa.array(is_shared)).unique()
     chosen: list[str] = table["record_id"].filter(pc.is_in(table["group_id"], groups)).to_pylist()

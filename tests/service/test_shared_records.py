@@ -121,6 +121,28 @@ def test_a_target_of_the_sources_files_is_scored_without_what_trained(
     assert result.stderr.splitlines()[-1] == f"note: {text}"
 
 
+def test_patients_hashed_by_different_secrets_are_not_taken_for_different_patients(
+    card, build_here, tmp_path, monkeypatch
+):
+    """Other pictures of the same patients, who are only found if both catalogs have one secret."""
+    card("hospital", patient_namespace="region")
+    raw = write_pictures(tmp_path / "raw", range(RECORDS))
+    source = build_here("hospital", raw, tmp_path / "hospital")
+    run = transfer_run(source.path, tmp_path / "runs", SMALL)
+    card("clinic", "target", columns=("patient",), patient_namespace="region")
+    raw = write_pictures(tmp_path / "others", range(200, 240), lambda n: n - 200)
+    same = build_here("clinic", raw, tmp_path / "same")
+    assert shared_in(evaluate_run(run, same.path, SMALL))
+    monkeypatch.setenv("BENCHMD_ID_KEY", "a secret")
+    keyed = build_here("clinic", raw, tmp_path / "keyed")
+    assert "secret" not in (keyed.path / "manifest.json").read_text()
+    with pytest.raises(BenchmdError, match=r"one namespace, region, but hashed by different secr"):
+        evaluate_run(run, keyed.path, SMALL)
+    card("alone", "target", columns=("patient",))
+    alone = build_here("alone", raw, tmp_path / "alone")
+    assert not shared_in(evaluate_run(run, alone.path, SMALL))
+
+
 def test_nothing_left_to_score_is_an_error_and_so_are_shared_records_if_the_card_refuses(
     source, card, build_here, tmp_path
 ):
