@@ -326,7 +326,8 @@ def validation_patients(
 def _validation(cut: _Cut, records: pa.Table) -> frozenset[str]:
     groups = np.array(records["group_id"].to_pylist(), np.str_)
     target = cut.source.card.target
-    positive = target.present(targets_of(records["target"], target))
+    targets = targets_of(records["target"], target)
+    positive = target.present(targets)
     classes = rarest_class(positive)
     patients = len(np.unique(groups))
     most = min(FOLDS, patients, int(np.bincount(classes, minlength=1).max()))
@@ -336,14 +337,14 @@ def _validation(cut: _Cut, records: pa.Table) -> frozenset[str]:
     for parts in (*range(most, 1, -1), most):
         again, fold = divmod(place, parts)  # where there are fewer folds they are cut anew
         folds = balanced_folds(groups, classes, parts, SEED + repeat + AGAIN * again)
-        if cut.source.task.segments or all(_has_two(positive[rows]) for rows in folds):
+        if cut.source.task.segments or all(_can_be_ranked(targets[rows]) for rows in folds):
             break
     return frozenset(groups[folds[fold]].tolist())
 
 
-def _has_two(positive: npt.NDArray[np.bool_]) -> bool:
-    """Whether some class is told from the others in records, (records, classes)."""
-    return bool((positive.any(axis=0) & ~positive.all(axis=0)).any())
+def _can_be_ranked(targets: npt.NDArray[np.int8]) -> bool:
+    """Whether some class has a positive and a negative record, (records, classes)."""
+    return bool(((targets == 1).any(axis=0) & (targets == 0).any(axis=0)).any())
 
 
 def _too_few(cut: _Cut, records: int, patients: int) -> BenchmdError:

@@ -56,7 +56,7 @@ def ensembles(
         if what not in averages:
             averages[what] = None
             try:
-                if len(pool.members) >= FEWEST:
+                if len(pool.members) >= FEWEST and pool.key["protocol"] in ENSEMBLES:
                     (mean,) = measured([averaged(pool.members)], metrics, resamples)
                     averages[what] = ensemble = Pool(named(pool), (0,), (mean,), pool.members)
                     result.pools.append(ensemble)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.registry import starts, usual_start
 
 KEY = (
@@ -263,9 +264,15 @@ def mode_and_labels(setting: str) -> tuple[str, str]:
 
 
 def mixed(settings: Iterable[str]) -> str:
-    """The setting of a result whose folds are of these, which have equally many labels."""
-    (labels,) = {mode_and_labels(setting)[1] for setting in settings}
-    return "mixed" if labels == "full" else f"mixed-{labels}"
+    """The setting of a result whose folds are of these.
+
+    Raises:
+        BenchmdError: They have not equally many labels.
+    """
+    labels = {mode_and_labels(setting)[1] for setting in settings}
+    if len(labels) > 1:
+        raise BenchmdError(f"folds are trained on different labels: {', '.join(sorted(labels))}.")
+    return "mixed" if labels == {"full"} else f"mixed-{min(labels)}"
 
 
 def with_mode(name: str, setting: str) -> str:

@@ -91,6 +91,11 @@ def _pooled(runs: Sequence[Scored]) -> Scored:
     """The predictions of all held-out records, without metrics, sorted by unit."""
     first, stated = runs[0], held_out_fold(runs[0])
     units = pd.concat([run.units for run in runs], ignore_index=True)
+    if len({run.classes for run in runs}) > 1 or units["unit_id"].duplicated().any():
+        raise BenchmdError(
+            f"the predictions of the folds of {first.dataset} have different classes, or records "
+            "that two folds hold out. Evaluate the runs again with one catalog."
+        )
     order = np.argsort(units["unit_id"].to_numpy(dtype=np.str_), kind="stable")
     targets, scores = (
         np.concatenate([getattr(run, name) for run in runs])[order]

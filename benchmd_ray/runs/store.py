@@ -279,6 +279,10 @@ def _read(folder: Path) -> Run:
     run = Run(folder, read_hashed_json(path, remedy, RunForm))
     if run.description.get("fold", {}).get("inner") != run.description["determinants"].get("fold"):
         raise Damaged(path, "its fold and that of its determinants differ", remedy)
+    fold = run.description.get("held_out_fold")
+    if fold is not None and fold["number"] >= fold["folds"]:
+        why = f"it holds out the fold {fold['number']} of {fold['folds']}, counted from 0"
+        raise Damaged(path, why, remedy)
     if not folder.resolve().name.endswith(f"-{run.digest[:12]}"):
         why = f"it describes a run whose folder ends in -{run.digest[:12]}"
         raise Damaged(path, why, f"Give the folder its original name. {remedy}")

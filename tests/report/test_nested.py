@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from kinds import MODALITIES
 from sklearn.metrics import roc_auc_score
 from stored import runs, searches
 from stores import (
+    SPACE,
     make_search,
     make_transfer,
+    make_trials,
     people,
     scores_of,
     search_name,
@@ -17,10 +21,13 @@ from stores import (
     write_predictions,
 )
 
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.frames import with_mode
 from benchmd_ray.report.page import page
 from benchmd_ray.report.page_tuning import gained
+from benchmd_ray.runs.store import read_run
+from benchmd_ray.settings.definition import Settings, as_dict
 
 ECG = MODALITIES["ecg"].task
 PATIENTS, EACH, FOLDS, MODELS = 45, 2, 3, 2
@@ -29,6 +36,10 @@ PEOPLE, TRUTH = people(ROWS, each=EACH), targets_of(ECG.classes, ROWS, "single-l
 FOLD = np.arange(ROWS) // EACH % FOLDS
 LR = {0: 3e-3, 1: 1e-2}
 """The choice of each fold; the last one keeps its start."""
+FAMILIES = [
+    {"technique": "scratch", "setting": setting, "space": SPACE, "settings": [as_dict(Settings())]}
+    for setting in ("linear", "finetune-full")
+]
 
 
 def name_of(fold):
@@ -47,7 +58,14 @@ class Store:
             counts |= {"patients": {"train": 24, "validation": 6}}
             source = about | counts | {"catalog": f"digest of fold {fold}"}
             kept = {} if fold in chosen else {"result": {"best": 0}}
-            make_search(folder, name_of(fold), technique="scratch", sources=[source], **kept)
+            chosen_family = "scratch finetune" if fold in (mode_of or {}) else "scratch linear"
+            rows = [
+                *make_trials(1, SPACE, "scratch linear"),
+                *make_trials(12, SPACE, chosen_family)[1:],
+            ]
+            make_search(
+                folder, name_of(fold), sources=[source], families=FAMILIES, rows=rows, **kept
+            )
             setting = (mode_of or {}).get(fold, "linear")
             for number in range(MODELS):
                 self.model("start", fold, number, 0.5)
@@ -132,7 +150,7 @@ def test_the_ensembles_of_all_folds_are_scored_on_all_held_out_records(made):
     assert row["difference"] == pytest.approx(expected["tuned"] - expected["start"])
     assert row["difference_low"] < row["difference"] < row["difference_high"]
     assert (row["split"], row["technique"], row["models"]) == (
-        "cross-validation", "scratch, tuned ensemble of 2", FOLDS * MODELS,
+        "cross-validation", "scratch, tuned ensemble of 2 in each fold", FOLDS * MODELS,
     )  # fmt: skip
     assert row["search"] == "tune-ecg-fold0, in each of 3 folds"
     assert row["trials"] == FOLDS * 12
@@ -152,7 +170,7 @@ def test_single_models_are_the_mean_over_the_evaluations_of_a_fold(made):
             for number in range(MODELS)
         ]
         assert row[name] == pytest.approx(np.mean(each))
-    assert row["technique"] == "scratch, tuned"
+    assert row["technique"] == "scratch, tuned in each fold"
 
 
 def test_models_on_all_labels_are_compared_over_the_same_folds(tmp_path):
@@ -165,7 +183,7 @@ def test_models_on_all_labels_are_compared_over_the_same_folds(tmp_path):
     analysis = store.reported()
     names = analysis.tuned["technique"]
     (row,) = (
-        analysis.tuned[names == "scratch, tuned, whole split"]
+        analysis.tuned[names == "scratch, tuned in each fold, whole split"]
         .query("dataset == 'ptb-xl'")
         .to_dict("records")
     )
@@ -211,7 +229,7 @@ def test_the_page_says_what_the_folds_chose_and_what_that_gained(made):
     assert expected in analysis.notes
     (sentence,) = gained(analysis)
     assert sentence.startswith("Tuning gained +")
-    assert "scratch, tuned ensemble of 2" in page(analysis, [])
+    assert "scratch, tuned ensemble of 2 in each fold" in page(analysis, [])
 
 
 def test_without_a_fold_nothing_is_shown_and_the_note_says_so(tmp_path):
@@ -234,8 +252,92 @@ def test_folds_that_chose_otherwise_are_one_row_that_says_so(tmp_path):
     assert row["value"] == pytest.approx(expected)
     assert row["setting"] == "mixed"
     assert with_mode(row["technique"], row["setting"]) == (
-        "scratch, tuned ensemble of 2, mode by fold"
+        "scratch, tuned ensemble of 2 in each fold, mode by fold"
     )
+
+
+def test_results_without_their_searches_are_told_of(tmp_path):
+    store = Store(tmp_path / "runs")
+    store.refit("start", 0, 0.5)
+    analysis = analyse(runs([store.folder]), searches=searches([store.folder])[:2], resamples=20)
+    assert set(analysis.scores["protocol"]) <= {"fixed"}
+    assert any("2 of 3 have chosen" in note for note in analysis.notes)
+    alone = analyse(runs([store.folder]), searches=[], resamples=20)
+    assert any("10 runs of searches in its folds are not shown" in note for note in alone.notes)
+
+
+def test_a_users_run_of_a_tuned_setting_in_another_mode_is_no_choice(tmp_path):
+    store = Store(tmp_path / "runs")
+    changes = {"transfer": {"optimiser": {"lr": LR[0]}}, "tuned": name_of(0)}
+    for fold in range(FOLDS):
+        store.refit("by hand", fold, 2.5, changes=changes, setting="finetune-small")
+    analysis = store.reported()
+    assert set(analysis.tuned["setting"]) == {"linear"} | {"finetune-small"}
+    row = row_of(analysis, "tuned ensemble")
+    expected = over_folds([store.of_fold("tuned", fold).mean(axis=0) for fold in range(FOLDS)])
+    assert row["value"] == pytest.approx(expected)
+    (hand,) = analysis.scores.query(
+        "setting == 'finetune-small' and metric == 'auroc' and `class` == 'mean'"
+    ).to_dict("records")
+    assert hand["value"] == pytest.approx(
+        over_folds([store.refits["by hand", fold] for fold in range(FOLDS)])
+    )
+
+
+def test_a_target_that_was_rebuilt_between_them_is_not_compared(tmp_path):
+    store = Store(tmp_path / "runs")
+    run = next(run for run in runs([store.folder]) if run.settings.tuned == name_of(1))
+    fewer = {name: values[:60] for name, values in PEOPLE.items()}
+    made = scores_of(TRUTH[:60], ECG.kind, 1.0, [9])
+    write_predictions(run, "georgia", {"test": (fewer, TRUTH[:60], made)})
+    analysis = store.reported()
+    assert row_of(analysis, "tuned ensemble")["models"] == FOLDS * MODELS
+    assert analysis.tuned.query("protocol == 'tuned ensemble' and dataset == 'georgia'").empty
+    note = "ptb-xl on georgia (test): the choice and the start of a search were not scored on the"
+    assert any(line.startswith(note) for line in analysis.notes)
+
+
+def test_a_start_of_another_seed_is_not_taken_for_that_of_the_search(tmp_path):
+    store = Store(tmp_path / "runs")
+    before = row_of(store.reported(), "tuned ensemble")
+    for fold in range(FOLDS):
+        store.model("start", fold, 0, 3.0, seed=5)
+        store.model("start", fold, 1, 3.0, seed=5)
+    after = row_of(store.reported(), "tuned ensemble")
+    assert after["start"] == before["start"]
+    assert after["difference"] == before["difference"]
+
+
+def test_searches_of_two_kinds_are_two_rows(tmp_path):
+    store = Store(tmp_path / "runs")
+    for fold in range(FOLDS):
+        folder = store.folder / "searches" / name_of(fold)
+        about = json.loads((folder / "search.json").read_text())["sources"]
+        name = search_name(f"tune-ecg-other{fold}")
+        rows = make_trials(12, SPACE, "scratch linear")
+        make_search(store.folder, name, sources=about, families=FAMILIES, rows=rows, cautious=True)
+        changes = {"transfer": {"optimiser": {"lr": 2e-2}}, "tuned": name}
+        for number in range(MODELS):
+            store.model("other", fold, number, 0.1, changes=changes)
+    analysis = store.reported()
+    rows = analysis.tuned.query("protocol == 'tuned ensemble' and dataset == 'ptb-xl'")
+    assert sorted(rows["technique"]) == [
+        "scratch, tuned ensemble of 2 in each fold",
+        "scratch, tuned ensemble of 2 in each fold (2)",
+    ]
+    assert rows["start"].nunique() == 1
+    starts = analysis.scores.query(
+        "protocol == 'start ensemble' and dataset == 'ptb-xl' and metric == 'auroc'"
+        " and `class` == 'mean'"
+    )
+    assert len(starts) == 1
+
+
+def test_a_run_of_a_fold_beyond_all_folds_is_damaged(tmp_path):
+    held_out = {"number": 3, "folds": 3, "leave_one_out": False, "catalog": "a" * 64}
+    run = make_transfer(tmp_path, held_out=held_out)
+    with pytest.raises(BenchmdError, match="holds out the fold 3 of 3, counted from 0"):
+        read_run(run.folder)
 
 
 def test_where_every_fold_keeps_its_start_nothing_is_gained(tmp_path):
