@@ -61,7 +61,7 @@ def totals(counts):
 
 
 def bench(size="tiny", batch=8):
-    return gpu.Bench("cuda", size, batch, 12, FOLDER, None)
+    return gpu.Bench("cuda", size, batch, 12, FOLDER)
 
 
 def pretrained(kind, technique, changes=None, *, size="tiny"):
