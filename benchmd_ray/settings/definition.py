@@ -372,6 +372,10 @@ class ExecutionSettings:
     linear evaluation. It gets the same share of GPU memory, and a whole GPU if that is not
     enough.
     """
+    gpu_share_large: ShareAbove0 = 1.0
+    """The same for other runs and trials of one worker. Below 1, several of them use a GPU at once,
+    which pays where the steps of one do not fill it.
+    """
     feed: Literal["auto", "resident", "streaming"] = "auto"
     """auto: resident if the split fits `resident_gib`, otherwise streaming."""
     resident_gib: From0 = 64.0
