@@ -245,6 +245,11 @@ class AugmentationSettings:
     def __post_init__(self) -> None:
         _require_ranges(self, "transfer.augmentation")
 
+    @property
+    def mixes(self) -> bool:
+        """Whether examples of a batch are mixed with each other."""
+        return bool(self.mixup or self.cutmix)
+
 
 @dataclass(frozen=True)
 class TransferSettings:
