@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmd_ray.cluster.hardware import hardware
 
@@ -160,14 +159,6 @@ def ratio(seconds: Seconds, ours: str, peer: str) -> dict[str, float]:
     """How many times as fast ours is as the peer, repetition by repetition."""
     pairs = zip(seconds[ours], seconds[peer], strict=True)
     return spread([of_peer / of_ours for of_ours, of_peer in pairs])
-
-
-def flops(loss: Callable[[], torch.Tensor]) -> int:
-    """FLOPs of the matrix products of one forward and backward pass."""
-    counter = FlopCounterMode(display=False)
-    with counter:
-        loss().backward()  # type: ignore[no-untyped-call]
-    return int(counter.get_total_flops())
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:

@@ -17,6 +17,7 @@ from benchmd_ray.models.networks import NETWORK
 from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.settings.definition import (
     EncoderSettings,
+    ExecutionSettings,
     Settings,
     TransferSettings,
     as_dict,
@@ -86,6 +87,10 @@ class Workload:
         """Whether it leaves room on a GPU for other work, as training only a head does."""
         flops = self.units * self.unit_flops + self.once_flops
         return self.unit_head_steps > 0 or flops <= SMALL
+
+    def gpu_share(self, execution: ExecutionSettings) -> float:
+        """Share of a GPU that it gets with one worker."""
+        return execution.gpu_share if self.small else execution.gpu_share_large
 
     def alike(self, other: Workload) -> bool:
         """Whether a unit of the other work is identical."""

@@ -244,7 +244,9 @@ def _scheduled(left: Sequence[Item], resources: Resources) -> tuple[Schedule | N
         return None, f"It cannot run on {machine}: {error}"
     if not left:
         return schedule, "Nothing is left to do."
-    return schedule, f"Time: about {duration(schedule.seconds)} on {machine}."
+    shares = [item.gpus for item in left if 0 < item.gpus < 1]
+    packed = f", up to {int(1 / min(shares))} runs on a GPU at once" if shares else ""
+    return schedule, f"Time: about {duration(schedule.seconds)} on {machine}{packed}."
 
 
 def _disk(left: Sequence[Item], schedule: Schedule | None) -> str:

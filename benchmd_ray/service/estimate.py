@@ -35,11 +35,13 @@ class Measured:
     units_per_second: float
     start_seconds: float | None = None
     """Seconds besides its units, for loading and one-time encoding; None while unfinished."""
+    share: float = 1.0
+    """Share of a GPU that it had; the others are taken to have used the rest."""
 
     @property
     def flops_per_second(self) -> float:
-        """Sustained operations per second of one worker."""
-        return self.work.unit_flops * self.units_per_second / self.work.workers
+        """Sustained operations per second of one worker on a whole device."""
+        return self.work.unit_flops * self.units_per_second / (self.work.workers * self.share)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ def _measured(run: Run, datasets: Sequence[PlannedDataset]) -> Measured | None:
         return None
     seconds = run.done.get("seconds")
     beside = None if seconds is None else max(0.0, float(seconds) - work.units / rate)
-    return Measured(run.folder.name, str(run.description.get("device", "")), work, rate, beside)
+    device = str(run.description.get("device", ""))
+    shares = device == "cuda" and work.workers == 1
+    share = work.gpu_share(run.settings.execution) if shares else 1.0
+    return Measured(run.folder.name, device, work, rate, beside, share)
 
 
 def units_per_second(lines: Iterable[dict[str, float]]) -> float | None:
@@ -185,7 +190,7 @@ class Estimator:
         rates = []
         for workers in (work.workers, 1):
             wanted = replace(work, workers=workers)
-            alike = [m.units_per_second for m in self.here if m.work.alike(wanted)]
+            alike = [m.units_per_second / m.share for m in self.here if m.work.alike(wanted)]
             if not alike:
                 return None
             rates.append(statistics.median(alike))
@@ -197,7 +202,11 @@ class Estimator:
 
     def _unit_seconds(self, work: Workload, share: float) -> tuple[float, Source]:
         if same := [m for m in self.here if m.units_per_second and m.work.alike(work)]:
-            return 1 / statistics.median(m.units_per_second for m in same), "same"
+            if not work.unit_flops:  # steps of a head take as long on any share
+                return 1 / statistics.median(m.units_per_second for m in same), "same"
+            return 1 / (
+                share * statistics.median(m.units_per_second / m.share for m in same)
+            ), "same"
         head = self._head_seconds(work.unit_head_steps)
         if not work.unit_flops:
             return head, "scaled"

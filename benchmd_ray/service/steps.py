@@ -105,9 +105,8 @@ class Step(ABC):
 
     def gpus(self, inputs: Inputs) -> float:
         """Number or share of GPUs that it uses, if any are available."""
-        settings, workers = inputs.settings, self.workers(inputs.settings)
-        small = workers == 1 and self.work(inputs).small
-        return settings.execution.gpu_share if small else float(workers)
+        workers = self.workers(inputs.settings)
+        return self.work(inputs).gpu_share(inputs.settings.execution) if workers == 1 else workers
 
     def placed(self, settings: Settings) -> Settings:
         """Settings with the workers and the device that it uses."""

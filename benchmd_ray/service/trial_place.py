@@ -52,8 +52,8 @@ def place_of(
         # Ray fills one GPU before the next, so the share must not be smaller than a job needs.
         fit = int((capacity.cpus - spare) / cpus + SLACK)
         on_each = math.ceil(min(fit, at_once or fit) / max(capacity.gpus, 1))
-        packed = workers == 1 and _small(plan)
-        gpus = max(execution.gpu_share, 1 / max(on_each, 1)) if packed else float(workers)
+        share = execution.gpu_share if _small(plan) else execution.gpu_share_large
+        gpus = max(share, 1 / max(on_each, 1)) if workers == 1 and share < 1 else float(workers)
     place = Place(cpus, gpus, 1, workers)
     fit = fitting(capacity, place, spare)
     if fit < 1:

@@ -245,6 +245,11 @@ class AugmentationSettings:
     def __post_init__(self) -> None:
         _require_ranges(self, "transfer.augmentation")
 
+    @property
+    def mixes(self) -> bool:
+        """Whether examples of a batch are mixed with each other."""
+        return bool(self.mixup or self.cutmix)
+
 
 @dataclass(frozen=True)
 class TransferSettings:
@@ -371,6 +376,10 @@ class ExecutionSettings:
     """Share of a GPU for a run or a trial with little computing: a few minutes of a GPU, or a
     linear evaluation. It gets the same share of GPU memory, and a whole GPU if that is not
     enough.
+    """
+    gpu_share_large: ShareAbove0 = 1.0
+    """The same for other runs and trials of one worker. Below 1, several of them use a GPU at once,
+    which pays where the steps of one do not fill it.
     """
     feed: Literal["auto", "resident", "streaming"] = "auto"
     """auto: resident if the split fits `resident_gib`, otherwise streaming."""

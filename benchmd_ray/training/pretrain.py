@@ -38,11 +38,8 @@ from benchmd_ray.training.jobs import PretrainJob
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import DRAWS, WEIGHTS, derived_seed, generator, seed_step
-from benchmd_ray.training.steps import Inputs, Loss, Steps, choose_step
+from benchmd_ray.training.steps import DRAWN, Inputs, Loss, Steps, choose_step, drawn
 from benchmd_ray.training.weights import START, export_model, load_weights
-
-DRAWN = "drawn "
-"""Prefix of a method's draws among the inputs of a step."""
 
 
 def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
@@ -246,8 +243,7 @@ def pretraining_loss(engine: Engine, normalise: Normalise, parts: int) -> Loss:
 
     def loss(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         signals = normalise(inputs["signals"], inputs["scales"], inputs["sizes"])
-        drawn = {n.removeprefix(DRAWN): x for n, x in inputs.items() if n.startswith(DRAWN)}
-        share = engine(signals, drawn, gather) / parts
+        share = engine(signals, drawn(inputs), gather) / parts
         return share, share
 
     return loss

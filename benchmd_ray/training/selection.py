@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmd_ray.data.batches import Batch, Columns, Feed, Odds, Rows, Worker
+from benchmd_ray.data.batches import Columns, Feed, Odds, Rows, Worker
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import chosen_rows_feed, read_columns, read_units, whole_split_feed
 from benchmd_ray.data.resident import split_table
@@ -26,9 +26,8 @@ from benchmd_ray.scores.metrics import auroc, probabilities, require_scorable
 from benchmd_ray.scores.sums import Floats, Targets
 from benchmd_ray.scores.units import Units
 from benchmd_ray.settings.definition import Settings
-from benchmd_ray.training.augmentation import augmented, augmented_masks, mixed
 from benchmd_ray.training.collect import collect, evaluation_batch
-from benchmd_ray.training.segmentation import collect_overlaps, mean_dice, patches
+from benchmd_ray.training.segmentation import collect_overlaps, mean_dice
 
 Weights = dict[str, torch.Tensor]
 HALVES = ("first_half_auroc", "second_half_auroc")
@@ -240,8 +239,6 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 class Objective:
     """Inputs, loss and selection score of training on a kind of task."""
 
-    seen: Callable[[Batch, Model, Settings, int, Worker], Batch]
-    """Input of a training step from a worker's share, by number of the step."""
     loss: Callable[..., torch.Tensor]
     """Function of outputs, targets and label ``smoothing`` for the loss of each example,
     (batch,).
@@ -254,8 +251,8 @@ class Objective:
 
 def objective_of(kind: TaskKind) -> Objective:
     if kind == SEGMENTATION:
-        return Objective(_patches, segmentation_loss, _dice)
-    return Objective(partial(_signals, kind), partial(classification_loss, task=kind), _auroc)
+        return Objective(segmentation_loss, _dice)
+    return Objective(partial(classification_loss, task=kind), _auroc)
 
 
 def model_of(encoder: Encoder, task: Task, settings: Settings) -> Model:
@@ -266,22 +263,6 @@ def model_of(encoder: Encoder, task: Task, settings: Settings) -> Model:
     hidden, dropout = settings.transfer.head_width, settings.transfer_encoder.dropout
     head = classification_head(encoder.width, classes, hidden, dropout)
     return Classifier(encoder, classes, head)
-
-
-def _signals(
-    kind: TaskKind, batch: Batch, model: Model, settings: Settings, step: int, worker: Worker
-) -> Batch:
-    how, when = settings.transfer.augmentation, (settings.seed, step, worker)
-    changed = replace(batch, signals=augmented(batch.signals, how, *when))
-    return mixed(changed, how, kind, *when)
-
-
-def _patches(batch: Batch, model: Model, settings: Settings, step: int, worker: Worker) -> Batch:
-    assert isinstance(model, Segmenter)
-    cut = patches(batch, model.window, settings.seed, step, worker)
-    how = (settings.transfer.augmentation, settings.seed, step, worker)
-    signals, masks = augmented(cut.signals, *how), augmented_masks(cut.targets, *how)
-    return replace(cut, signals=signals, targets=masks)
 
 
 def _auroc(forward: Forward, feed: Feed, model: Model, data: TransferData) -> dict[str, float]:

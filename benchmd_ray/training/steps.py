@@ -31,6 +31,8 @@ from benchmd_ray.training.forward import (
 
 Inputs = Mapping[str, torch.Tensor]
 """Inputs of a step: tensors on the device with the batch as first axis."""
+DRAWN = "drawn "
+"""Prefix of draws among the inputs."""
 Loss = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
 """Function of the inputs, or a part of them along the batch, for two scalars: the loss for the
 backward pass, which is summed over parts, and the loss to report.
@@ -110,6 +112,11 @@ def choose_step(
         if not holds:
             return Chosen("captured", False, why)
     return Chosen("captured", True, "compiled")
+
+
+def drawn(inputs: Inputs) -> dict[str, torch.Tensor]:
+    """The draws among the inputs of a step, by name."""
+    return {name.removeprefix(DRAWN): x for name, x in inputs.items() if name.startswith(DRAWN)}
 
 
 @dataclass(frozen=True)

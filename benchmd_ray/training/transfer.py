@@ -30,6 +30,7 @@ from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.encoder import NETWORKS, make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.networks import RANDOM_KERNELS, require_task, taken_signal
+from benchmd_ray.models.segmenter import Segmenter
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.settings.definition import (
     AugmentationSettings,
@@ -38,7 +39,7 @@ from benchmd_ray.settings.definition import (
     as_dict,
     updated,
 )
-from benchmd_ray.training.augmentation import require_applicable
+from benchmd_ray.training.augmentation import changed, draws_of, require_applicable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
 from benchmd_ray.training.collect import evaluated, evaluation_batch
 from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
@@ -58,6 +59,7 @@ from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.pretrain import require_source, require_whole_batches
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import WEIGHTS, derived_seed, seed_step
+from benchmd_ray.training.segmentation import patches
 from benchmd_ray.training.selection import (
     Best,
     Model,
@@ -68,7 +70,7 @@ from benchmd_ray.training.selection import (
     training_feed,
     transfer_data,
 )
-from benchmd_ray.training.steps import Inputs, Steps, choose_step
+from benchmd_ray.training.steps import DRAWN, Inputs, Steps, choose_step, drawn
 from benchmd_ray.training.weights import (
     described,
     export_model,
@@ -314,13 +316,13 @@ def finetune_epoch(
         part.eval()
     size = min(transfer.batch_size, feed.rows)
     count = -(-feed.rows // size)
-    sums, stop, objective = [], 0, objective_of(task)
-    model = cast("Model", engine.module)
+    sums, stop, model = [], 0, cast("Model", engine.module)
     for number, batch in enumerate(feed.epoch(size, epoch, len(begun)), len(begun)):
         step = epoch * count + number
         lr = transfer.optimiser.lr_at(step, count * transfer.epochs)
-        seen = objective.seen(batch, model, settings, step, worker)
-        sums.append(steps(step, _inputs(seen, worker), lr))
+        if isinstance(model, Segmenter):
+            batch = patches(batch, model.window, settings.seed, step, worker)
+        sums.append(steps(step, _inputs(batch, settings, step, worker, task), lr))
         if average is not None:
             average.update(step)
         if stop := agreement.stop():
@@ -333,24 +335,34 @@ def finetune_epoch(
     return losses, stop
 
 
-def _inputs(batch: Batch, worker: Worker) -> dict[str, torch.Tensor]:
+def _inputs(
+    batch: Batch, settings: Settings, step: int, worker: Worker, task: TaskKind
+) -> dict[str, torch.Tensor]:
     """Inputs of a step; gradients are averaged over workers, losses over the whole batch."""
-    weights = batch.weights
-    return {
+    weights, how = batch.weights, settings.transfer.augmentation
+    inputs = {
         "signals": batch.signals,
         "targets": batch.targets,
         "weights": weights,
         "shares": weights * (worker.world / gather(weights).sum()),
     }
+    draws = draws_of(batch, how, settings.seed, step, worker)
+    if how.mixes and worker.world * settings.execution.accumulation > 1:  # needs the whole batch
+        inputs["signals"], inputs["targets"] = changed(
+            batch.signals, batch.targets, draws, how, task
+        )
+        return inputs
+    return inputs | {f"{DRAWN}{name}": x for name, x in draws.items()}
 
 
 def finetuning_steps(engine: Engine, settings: Settings, task: TaskKind, count: int) -> Steps:
     """The steps of a fine-tuning."""
     parts, smoothing = settings.execution.accumulation, settings.transfer.label_smoothing
-    objective = objective_of(task)
+    objective, how = objective_of(task), settings.transfer.augmentation
 
     def loss(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        losses = objective.loss(engine(inputs["signals"]), inputs["targets"], smoothing=smoothing)
+        signals, targets = changed(inputs["signals"], inputs["targets"], drawn(inputs), how, task)
+        losses = objective.loss(engine(signals), targets, smoothing=smoothing)
         return (losses * inputs["shares"]).sum(), (losses * inputs["weights"]).sum()
 
     built_in = settings.encoder.network in NETWORKS

@@ -18,6 +18,7 @@ OF_OTHERS = {
     *("--head", "--port", "--dashboard-port", "--dashboard-agent-listen-port"),  # ray start
     "--metrics-export-port",
     *("--memory", "--network"),  # docker run
+    *("--minutes", "--only"),  # python -m speed.gpu
 }
 """Options on the pages that are of other programs."""
 FREE = ("encoder.options.", "pretrain.options.")

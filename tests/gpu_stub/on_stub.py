@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -61,33 +62,50 @@ def totals(counts):
 
 
 def bench(size="tiny", batch=8):
-    return gpu.Bench("cuda", size, batch, 12, FOLDER, None)
+    return gpu.Bench("cuda", size, batch, 12, FOLDER)
 
 
-def pretrained(kind, technique, changes=None, *, size="tiny"):
-    """Counts of each step."""
-    made, per_step, call = bench(size), [], steps.Steps.__call__
-    settings = updated(updated(made.settings(), TRAINING), changes or {})
-    job = PretrainJob(settings, technique, made.catalog(kind).path, made.new_folder())
+@contextmanager
+def counting():
+    """Counts of each step, of which none is compiled."""
+    per_step, call = [], steps.Steps.__call__
 
-    def counting(*inputs):
+    def counted_call(*inputs):
         per_step.append(totals(counted()))
         return call(*inputs)
 
     no_compiler = patch.object(steps, "can_compile", lambda _: False)
-    with no_compiler, patch.object(steps.Steps, "__call__", counting):
+    with no_compiler, patch.object(steps.Steps, "__call__", counted_call):
+        yield per_step
+
+
+def pretrained(kind, technique, changes=None, *, size="tiny"):
+    """Counts of each step."""
+    made = bench(size)
+    settings = updated(updated(made.settings(), TRAINING), changes or {})
+    job = PretrainJob(settings, technique, made.catalog(kind).path, made.new_folder())
+    with counting() as per_step:
         pretraining.pretrain(job, made.worker, gpu.Clock())
     return per_step
 
 
 def finetuned(kind, changes=None):
+    """Counts of each step."""
     made = bench()
     settings = updated(made.settings(), {"execution": TRAINING["execution"]})
     settings = updated(settings, {"transfer": {"mode": "finetune", "epochs": 3}})
     settings = updated(settings, changes or {})
     job = TransferJob(settings, made.catalog(kind).path, made.new_folder())
-    with patch.object(steps, "can_compile", lambda _: False):
+    with counting() as per_step:
         transferring.transfer(job, made.worker, gpu.Clock())
+    return per_step
+
+
+def augmented_step(kind, *names):
+    """A replayed step of a fine-tuning with some changes of its signals."""
+    strengths = dict.fromkeys(names, 0.2)
+    per_step = finetuned(kind, {"transfer": {"augmentation": strengths, "epochs": 8}})
+    return min(per_step, key=lambda counts: counts["launches"])
 
 
 def usual_step(kind, technique):

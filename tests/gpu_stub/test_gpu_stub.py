@@ -38,6 +38,20 @@ def test_a_usual_step_is_one_graph_without_waits(kind, technique):
     assert 100 < found["nodes"] <= 900
 
 
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("ecg", "shift intensity noise masking lead_dropout wander mixup"),
+        ("cxr", "flip shift affine blur intensity noise masking mixup cutmix"),
+        ("ldct", "flip affine noise cutmix"),
+    ],
+)
+def test_augmentation_is_part_of_the_graph(kind, names):
+    plain, found = on_stub("augmented_step", kind), on_stub("augmented_step", kind, *names.split())
+    assert found["waits"] == 0
+    assert found["launches"] <= plain["launches"] + 6  # its draws are copied
+
+
 def test_training_goes_on_while_a_checkpoint_is_copied():
     assert on_stub("checkpoint")["waits"] <= 3
 

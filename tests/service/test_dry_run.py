@@ -63,7 +63,8 @@ def test_time_and_disk_are_those_of_the_simulated_schedule(full):
     resources = Resources(4, 2)
     text = "\n".join(estimate_plan(full, resources).lines())
     schedule = simulate(full.items, resources)
-    assert f"Time: about {module.duration(schedule.seconds)} on 4 CPUs and 2 GPUs." in text
+    assert f"Time: about {module.duration(schedule.seconds)} on 4 CPUs and 2 GPUs, up to 4 " in text
+    assert "runs on a GPU at once." in text
     kept = size(sum(item.disk_bytes for item in full.items))
     assert f"{kept} more when all is done, at most {size(schedule.peak_bytes)} on the way" in text
     assert schedule.peak_bytes >= sum(item.disk_bytes for item in full.items)

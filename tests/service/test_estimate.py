@@ -601,3 +601,12 @@ def test_disk_follows_what_is_kept(step):
     assert everything.kept - models.kept == models.working // 3 * 2
     assert little.kept + little.working == models.kept + models.working
     assert little.kept < 100_000 + 110 * TINY.pretrain.steps // 20
+
+
+def test_a_run_measured_on_a_share_of_a_gpu_is_as_fast_there_and_faster_on_a_whole_one():
+    work = replace(work_of(Pretrain(), "mae", TINY, PTB), units=100)
+    measured = (Measured("a", "cuda", work, 2.0, 0.0, share=0.25),)
+    for about in (work, replace(work, batch=work.batch + 1)):  # measured, and scaled from it
+        estimator = Estimator("cuda", measured)
+        assert estimator.seconds(about, 0.25) == pytest.approx(50)
+        assert estimator.seconds(about) == pytest.approx(12.5)

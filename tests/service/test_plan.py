@@ -343,6 +343,17 @@ def test_small_work_takes_a_share_of_a_gpu_and_linear_evaluation_one_worker():
     assert all(item.gpus == 0 for item in planned(forced, device="cuda").items)
 
 
+def test_large_runs_may_share_a_gpu_and_then_take_as_much_longer():
+    choice = Choice(modalities=("derm",), techniques=("mae",), settings=("finetune-full",))
+    packed = replace(choice, assignments=("execution.gpu_share_large=0.5",))
+    whole, half = (planned(each, device="cuda").items for each in (choice, packed))
+    before, after = (next(i for i in items if i.kind == "pretrain") for items in (whole, half))
+    assert (before.gpus, after.gpus) == (1.0, 0.5)
+    assert after.seconds == pytest.approx(2 * before.seconds)
+    several = replace(choice, assignments=("execution.gpu_share_large=0.5", "execution.workers=2"))
+    assert {i.gpus for i in planned(several, device="cuda").items if i.kind == "pretrain"} == {2.0}
+
+
 def test_it_is_said_where_workers_do_less_than_runs_beside_each_other(monkeypatch):
     choice = Choice(modalities=("ecg",), techniques=("mae",), assignments=("execution.workers=4",))
     (asked,) = (i for i in planned(choice, device="cuda").items if i.kind == "pretrain")

@@ -376,6 +376,69 @@ def test_what_found_no_memory_runs_alone_the_next_time(plan_of, tmp_path, monkey
     assert log.events[4:] == [("finished", cpsc), ("started", georgia), ("finished", georgia)]
 
 
+def on_a_gpu(folder):
+    """Executes items as on a GPU, by captured steps that find no memory on a share of it."""
+
+    def work(item, store, upstream, name, weights):
+        from pathlib import Path
+        from unittest.mock import patch
+
+        import torch
+
+        from benchmd_ray.service.work import execute_item
+        from benchmd_ray.training import pretrain, steps
+
+        class Graph:
+            def capture(self, work):
+                if item.gpus < 1:
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
+                self.work, self.loss = work, torch.zeros(())
+                return self.loss
+
+            def replay(self):
+                self.loss.copy_(self.work())
+
+        with (Path(folder) / "gpus").open("a") as lines:
+            lines.write(f"{item.kind} {item.gpus}\n")
+        captured = steps.Chosen("captured", False, "test")
+        with (
+            patch.object(pretrain, "choose_step", lambda *_, **__: captured),
+            patch.object(steps, "cuda_graphs", lambda: Graph),
+            patch.object(steps, "has_share", lambda _: item.gpus < 1),
+        ):
+            return execute_item(item, store, upstream, name, weights)
+
+    return work
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_run_without_memory_on_a_share_of_a_gpu_gets_a_whole_one(
+    plan_of, reference, tmp_path, monkeypatch
+):
+    capacity, task = nodes.cluster_capacity, work.task_of
+
+    def with_gpu(*about):
+        cpus_only = capacity(*about)
+        return replace(cpus_only, gpus=1.0, each=tuple((cpus, 1.0) for cpus, _ in cpus_only.each))
+
+    monkeypatch.setattr(nodes, "cluster_capacity", with_gpu)
+    monkeypatch.setattr(execution, "task_of", lambda cpus, _, calls: task(cpus, 0.0, calls))
+    monkeypatch.setattr(execution, "execute_item", on_a_gpu(tmp_path))
+    plan = plan_of(techniques=("mae",))
+    items = (replace(item, gpus=0.25) if item.kind == "pretrain" else item for item in plan.items)
+    outcome, log, said = execute(replace(plan, items=tuple(items)), tmp_path / "runs")
+    assert outcome.whole
+    lines = (tmp_path / "gpus").read_text().splitlines()
+    assert lines[:2] == ["pretrain 0.25", "pretrain 1.0"]
+    name = "ptb-xl/clean/mae/seed-0/pretrain"
+    assert log.retries == [(name, "retried")]
+    assert said[0].startswith(f"{name}: OutOfMemoryError: CUDA out of memory.; ")
+    assert said[0].endswith("trying again with a whole GPU")
+    found = hashes(tmp_path / "runs")
+    assert found == {path: reference[path] for path in found}
+
+
 @pytest.mark.ray
 def test_what_can_never_fit_fails_at_once_and_the_rest_goes_on(plan_of, tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "GROW_SECONDS", 0)  # this Ray will not grow

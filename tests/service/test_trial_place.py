@@ -102,3 +102,10 @@ def test_workers_of_a_trial_may_be_on_several_nodes(room):
     assert made.place.at_once == 1
     assert made(3) == 2
     assert nodes.asked == [[(4.0, 2.0, 2)] * 3]
+
+
+@pytest.mark.parametrize(("share", "gpus", "at_once"), [("0.5", 0.5, 2), ("1", 1.0, 1)])
+def test_large_trials_share_a_gpu_as_stated(room, monkeypatch, share, gpus, at_once):
+    monkeypatch.setattr(trial_place, "_small", lambda plan: False)
+    place = room(Nodes(cluster((8, 1))), f"execution.gpu_share_large={share}").place
+    assert (place.gpus, place.at_once) == (gpus, at_once)

@@ -16,9 +16,10 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation import augmented, changes, require_applicable
 from benchmd_ray.training.augmentation.changes import (
-    AugmentationDraws,
     block,
     blurred,
+    by_change,
+    drawn_numbers,
     flipped,
     masked,
     noisy,
@@ -149,16 +150,21 @@ def test_any_number_of_workers_sees_the_same(kind, together):
 
 
 def test_each_change_has_draws_of_its_own():
-    draws = AugmentationDraws(4, 0, 0, Worker())
-    streams = [draws.uniform(3), *(draws.uniform(3, stream) for stream in range(1, 8))]
-    for number, one in enumerate(streams):
-        assert all(not torch.equal(one, other) for other in streams[:number])
-    both = draws.together(AugmentationSettings(flip=1, shift=1, shape=True))
-    assert {name: numbers.shape[1] for name, numbers in both.items()} == {
-        "flip": 3,
-        "shift": 3,
-        "shape": 1,
-    }
+    """A stream of each but the first three, whatever else is enabled."""
+    streams = ("affine", "blur", "intensity", "noise", "masking", "lead_dropout", "wander")
+    widths = dict(zip(streams, (4, 1, 2, 3, 4, 5, 11), strict=True))
+    how = AugmentationSettings(**dict.fromkeys(streams, 0.5), flip=1, shift=1, shape=True)
+    signals = torch.zeros(4, 5, 8)
+    numbers = by_change(drawn_numbers(how, signals, 3, 7, Worker(1, 2)), how, 5)
+    assert list(numbers) == ["flip", "shift", "shape", *streams]
+    for number, name in enumerate(streams, 1):
+        rows = np.random.default_rng([AUGMENTATION, 3, 7, number]).random(
+            (8, widths[name]), np.float32
+        )
+        assert torch.equal(numbers[name], torch.from_numpy(rows[4:]))
+    together = torch.cat([numbers[name] for name in ("flip", "shift", "shape")], dim=1)
+    rows = np.random.default_rng([AUGMENTATION, 3, 7]).random((8, 7), np.float32)
+    assert torch.equal(together, torch.from_numpy(rows[4:]))
 
 
 def test_normal_values_are_normal_and_independent():
@@ -224,7 +230,8 @@ def test_padding_counts_for_nothing_and_stays_0(kind):
     torch.testing.assert_close(changes.spread(padded), changes.spread(signals))
     for name in (*ALL[1:], *(OF_TIME if kind == "time" else ("blur",))):
         how = AugmentationSettings(**{name: 0.9})
-        changed = changes.altered(padded, how, AugmentationDraws(6, 3, 7, Worker()))
+        draws = by_change(drawn_numbers(how, padded, 3, 7, Worker()), how, padded.shape[1])
+        changed = changes.altered(padded, how, draws)
         assert not changed[..., signals.shape[-1] :].any(), name
         assert (changed[..., inside] != signals).any(), name
 

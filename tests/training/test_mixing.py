@@ -12,8 +12,8 @@ from benchmd_ray.data.batches import Batch, Worker
 from benchmd_ray.models.heads import classification_loss
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.settings.definition import AugmentationSettings
-from benchmd_ray.training.augmentation import mixed, mixing
-from benchmd_ray.training.augmentation.mixing import drawn_mixtures, mixed_targets
+from benchmd_ray.training.augmentation import mixing
+from benchmd_ray.training.augmentation.mixing import drawn_mixtures, mixed_targets, mixture_draws
 from benchmd_ray.training.jobs import TransferJob
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.reporter import read_metrics
@@ -39,6 +39,12 @@ def batch_of(kind="image", rows=11, padded=0, seed=0):
     return Batch(np.array([*range(rows), *[-1] * padded]), signals, targets)
 
 
+def mixed(batch, how, seed, step, worker):
+    draws = mixture_draws(batch, how, seed, step, worker)
+    found = mixing.mixed(batch.signals, batch.targets, draws, "single-label")
+    return Batch(batch.rows, *found)
+
+
 def shares_of(whole, world, padded):
     """The shares of workers; the last ones are padded."""
     length = (len(whole.rows) + padded) // world
@@ -55,7 +61,7 @@ def test_each_example_is_mixed_as_numpy_does(kind, how):
     given = batch_of(kind)
     seen = set()
     for step in range(6):
-        found = mixed(given, how, "single-label", 5, step, Worker())
+        found = mixed(given, how, 5, step, Worker())
         generator = np.random.default_rng([AUGMENTATION, 5, step, 8])
         cut = bool(how.cutmix) and (not how.mixup or generator.random() < 0.5)
         seen.add(cut)
@@ -85,7 +91,7 @@ def test_each_example_is_mixed_as_numpy_does(kind, how):
 @pytest.mark.parametrize(("world", "padded"), [(2, 1), (3, 1), (4, 1)])
 def test_any_number_of_workers_mixes_the_same(how, world, padded, monkeypatch):
     whole = batch_of()
-    alone = mixed(whole, how, "single-label", 1, 2, Worker())
+    alone = mixed(whole, how, 1, 2, Worker())
     shares, gathered = shares_of(whole, world, padded), {}
     for name in ("signals", "targets", "weights"):
         every = torch.cat([getattr(share, name) for share in shares])
@@ -93,7 +99,7 @@ def test_any_number_of_workers_mixes_the_same(how, world, padded, monkeypatch):
         gathered[name] = every
     monkeypatch.setattr(mixing, "alone", lambda: False)
     monkeypatch.setattr(mixing, "gather", lambda x: gathered.get(id(x), gathered["weights"]))
-    parts = [mixed(s, how, "single-label", 1, 2, Worker(r, world)) for r, s in enumerate(shares)]
+    parts = [mixed(s, how, 1, 2, Worker(r, world)) for r, s in enumerate(shares)]
     assert torch.equal(torch.cat([p.signals for p in parts])[:11], alone.signals)
     assert torch.equal(torch.cat([p.targets for p in parts])[:11], alone.targets)
     padding = torch.cat([p.signals for p in parts])[11:]
@@ -131,8 +137,7 @@ def test_unknown_labels_stay_unknown():
 
 
 def test_without_strength_a_batch_is_as_it_was():
-    given = batch_of()
-    assert mixed(given, AugmentationSettings(), "single-label", 0, 0, Worker()) is given
+    assert mixture_draws(batch_of(), AugmentationSettings(), 0, 0, Worker()) == {}
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

@@ -17,11 +17,12 @@ from benchmd_ray.data.batches import Batch, Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.tasks import SEGMENTATION
 from benchmd_ray.models.segmenter import Segmenter
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.scores.dice import dice, presence
 from benchmd_ray.settings.definition import AugmentationSettings
-from benchmd_ray.training.augmentation import augmented, augmented_masks
+from benchmd_ray.training.augmentation import changed, draws_of
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
@@ -113,6 +114,12 @@ def test_a_window_as_large_as_the_volume_is_the_volume():
     assert patches(whole, EXTENTS, 0, 0, Worker()) is whole
 
 
+def moved_with_masks(signals, masks, how, seed, step, worker):
+    batch = Batch(np.arange(len(signals)), signals, masks)
+    draws = draws_of(batch, how, seed, step, worker)
+    return changed(signals, masks, draws, how, SEGMENTATION)
+
+
 MOVES = ({"flip": 1.0}, {"shift": 1 / 7}, {"flip": 1.0, "shift": 1 / 7}, {"affine": 1.0})
 
 
@@ -122,12 +129,12 @@ def test_masks_move_with_their_volumes(strengths):
     masks = torch.randint(0, 3, (5, *EXTENTS), generator=generator, dtype=torch.uint8)
     masks = masks.repeat_interleave(3, 1).repeat_interleave(3, 2).repeat_interleave(3, 3)
     how = (AugmentationSettings(**strengths), 7, 3, Worker(1, 2))
-    moved = augmented_masks(masks, *how)
+    _, moved = moved_with_masks(masks[:, None].float(), masks, *how)
     assert moved.dtype == torch.uint8
     assert not torch.equal(moved, masks)
     # Where all of what is interpolated is one label, its indicator is 1 and the mask has it.
     for label in range(3):
-        share = augmented((masks == label)[:, None].float(), *how)[:, 0]
+        share = moved_with_masks((masks == label)[:, None].float(), masks, *how)[0][:, 0]
         assert (moved[share > 0.999] == label).all()
         assert (moved[share < 0.001] != label).all()
         assert (share > 0.999).any()
@@ -136,7 +143,10 @@ def test_masks_move_with_their_volumes(strengths):
 def test_masks_keep_their_place_where_values_change():
     masks = torch.ones((2, *EXTENTS), dtype=torch.uint8)
     how = AugmentationSettings(noise=1, masking=1, intensity=1, blur=1, shape=True)
-    assert torch.equal(augmented_masks(masks, how, 0, 0, Worker()), masks)
+    signals = torch.randn(2, 1, *EXTENTS)
+    changed_signals, same = moved_with_masks(signals, masks, how, 0, 0, Worker())
+    assert torch.equal(same, masks)
+    assert not torch.equal(changed_signals, signals)
 
 
 def test_overlaps_are_counts_of_voxels():
@@ -207,8 +217,8 @@ def test_an_epoch_is_plain_training(train, volumes, make_settings):
             torch.manual_seed(derived_seed(3, 0, step, 0))
             cut = patches(batch, (8, 8, 8), 0, step, Worker())
             how = (AugmentationSettings(flip=1), 0, step, Worker())
-            signals = augmented(cut.signals, *how)
-            loss = segmentation_loss(model(signals), augmented_masks(cut.targets, *how)).mean()
+            signals, masks = moved_with_masks(cut.signals, cut.targets, *how)
+            loss = segmentation_loss(model(signals), masks).mean()
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -37,9 +37,9 @@ from benchmd_ray.training import features as frozen
 from benchmd_ray.training import forward
 from benchmd_ray.training import steps as module
 from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine
-from benchmd_ray.training.pretrain import DRAWN, pretraining_loss
+from benchmd_ray.training.pretrain import pretraining_loss
 from benchmd_ray.training.seeds import generator, seed_step
-from benchmd_ray.training.steps import REHEARSED, Chosen, Steps, choose_step
+from benchmd_ray.training.steps import DRAWN, REHEARSED, Chosen, Steps, choose_step
 
 OPTIMISER = OptimiserSettings(lr=1e-2, weight_decay=0.1)
 CAPTURED = Chosen("captured", False, "test")

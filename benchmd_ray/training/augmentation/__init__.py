@@ -6,17 +6,23 @@ workers, so the signals do not depend on the number of workers or on interruptio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
-from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.batches import Batch, Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import Signal
-from benchmd_ray.modality.tasks import Task
+from benchmd_ray.modality.tasks import SEGMENTATION, Task, TaskKind
 from benchmd_ray.settings.definition import AugmentationSettings
-from benchmd_ray.training.augmentation.changes import AugmentationDraws, altered, moved
-from benchmd_ray.training.augmentation.mixing import mixed
-
-__all__ = ["augmented", "augmented_masks", "mixed", "require_applicable"]
+from benchmd_ray.training.augmentation.changes import (
+    altered,
+    by_change,
+    counts,
+    drawn_numbers,
+    moved,
+)
+from benchmd_ray.training.augmentation.mixing import mixed, mixture_draws
 
 SPATIAL = ("flip", "affine", "blur")
 """Changes only for images and volumes, as time has a direction."""
@@ -24,25 +30,50 @@ TEMPORAL = ("lead_dropout", "wander")
 """Changes only for signals over time."""
 MIXING = ("mixup", "cutmix")
 """Changes that need one target per example, so not for masks."""
+NUMBERS = "numbers"
+"""Name of the uniform numbers among the draws of a step."""
+
+
+def draws_of(
+    batch: Batch, how: AugmentationSettings, seed: int, step: int, worker: Worker
+) -> dict[str, torch.Tensor]:
+    """All that is drawn for a worker's share of a step, on its device; empty without changes.
+
+    All workers' shares have the same length.
+    """
+    draws = mixture_draws(batch, how, seed, step, worker)
+    if counts(how, leads=1):
+        draws[NUMBERS] = drawn_numbers(how, batch.signals, seed, step, worker)
+    return draws
+
+
+def changed(
+    signals: torch.Tensor,
+    targets: torch.Tensor,
+    draws: Mapping[str, torch.Tensor],
+    how: AugmentationSettings,
+    kind: TaskKind,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Augment normalised signals (batch, *input_shape) and their targets by the draws of a step.
+
+    Masks are moved as their signals are.
+    """
+    if NUMBERS in draws:
+        numbers = by_change(draws[NUMBERS], how, signals.shape[1])
+        signals = altered(moved(signals, how, numbers), how, numbers)
+        if kind == SEGMENTATION:
+            targets = moved(targets[:, None], how, numbers, nearest=True)[:, 0]
+    return mixed(signals, targets, draws, kind) if "partners" in draws else (signals, targets)
 
 
 def augmented(
     signals: torch.Tensor, how: AugmentationSettings, seed: int, step: int, worker: Worker
 ) -> torch.Tensor:
-    """Augment a worker's normalised signals (batch, *input_shape) of a step, each independently.
-
-    All workers' shares have the same length.
-    """
-    draws = AugmentationDraws(len(signals), seed, step, worker)
-    return altered(moved(signals, how, draws), how, draws)
-
-
-def augmented_masks(
-    masks: torch.Tensor, how: AugmentationSettings, seed: int, step: int, worker: Worker
-) -> torch.Tensor:
-    """Move a worker's masks of a training step in the same way as `augmented` moves the signals."""
-    draws = AugmentationDraws(len(masks), seed, step, worker)
-    return moved(masks[:, None], how, draws, nearest=True)[:, 0]
+    """Augment a worker's normalised signals of a step, each independently, without mixtures."""
+    if not counts(how, leads=1):
+        return signals
+    numbers = by_change(drawn_numbers(how, signals, seed, step, worker), how, signals.shape[1])
+    return altered(moved(signals, how, numbers), how, numbers)
 
 
 def require_applicable(how: AugmentationSettings, signal: Signal, task: Task) -> None:

@@ -7,7 +7,7 @@ is changed at once, with random numbers that do not depend on the number of work
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -19,10 +19,13 @@ from benchmd_ray.training.seeds import AUGMENTATION
 
 AXES = 3
 """Most axes of a signal besides the channel."""
-TOGETHER = {"flip": AXES, "shift": AXES, "shape": 1}
-"""Changes whose random numbers are drawn together, with the count per example."""
-AFFINE, BLUR, INTENSITY, NOISE, MASKING, LEADS, WANDER, MIXING = range(1, 9)
-"""Random streams of the other changes; 0 is the stream of `TOGETHER`."""
+TOGETHER = ("flip", "shift", "shape")
+"""Changes whose random numbers are drawn together."""
+STREAMS = ("affine", "blur", "intensity", "noise", "masking", "lead_dropout", "wander")
+"""Changes with a random stream each, from 1 on; the next one is that of mixtures."""
+MIXING = len(STREAMS) + 1
+Numbers = Mapping[str, torch.Tensor]
+"""Uniform numbers in [0, 1) of each enabled change: (batch, numbers)."""
 ANGLE = math.pi / 6
 """Largest rotation in each plane, in radians: 30°."""
 SCALE = 1.5
@@ -40,32 +43,43 @@ waves of sleep.
 """
 
 
-@dataclass(frozen=True)
-class AugmentationDraws:
-    """Random numbers for a worker's share of a training step; all shares have the same length."""
+def counts(how: AugmentationSettings, leads: int) -> dict[str, int]:
+    """Random numbers that an example needs for each enabled change."""
+    every = {
+        **{"flip": AXES, "shift": AXES, "shape": 1},
+        **{"affine": AXES + 1, "blur": 1, "intensity": 2, "noise": 3, "masking": 1 + AXES},
+        **{"lead_dropout": leads, "wander": 1 + 2 * leads},
+    }
+    return {name: count for name, count in every.items() if getattr(how, name)}
 
-    share: int
-    seed: int
-    step: int
-    worker: Worker
 
-    def uniform(self, numbers: int, *stream: int) -> torch.Tensor:
-        """Uniform numbers in [0, 1): (share, numbers), on the worker's device."""
-        drawn = np.random.default_rng([AUGMENTATION, self.seed, self.step, *stream])
-        every = drawn.random((self.share * self.worker.world, numbers), np.float32)
-        share = every[self.worker.rank * self.share :][: self.share]
-        return to_device(np.ascontiguousarray(share), self.worker.device)
+def drawn_numbers(
+    how: AugmentationSettings, signals: torch.Tensor, seed: int, step: int, worker: Worker
+) -> torch.Tensor:
+    """Uniform numbers in [0, 1) for a worker's share of a step: (share, numbers), on its device.
 
-    def together(self, how: AugmentationSettings) -> dict[str, torch.Tensor]:
-        """Numbers (share, numbers) for each enabled change of `TOGETHER`."""
-        used = {name: numbers for name, numbers in TOGETHER.items() if getattr(how, name)}
-        if not used:
-            return {}
-        numbers, parts, start = self.uniform(sum(used.values())), {}, 0
-        for name, count in used.items():
-            parts[name] = numbers[:, start : start + count]
-            start += count
-        return parts
+    All shares have the same length.
+    """
+    share, enabled = len(signals), counts(how, signals.shape[1])
+    together = sum(count for name, count in enabled.items() if name in TOGETHER)
+    streams = [((), together)] + [
+        ((number,), enabled.get(name, 0)) for number, name in enumerate(STREAMS, 1)
+    ]
+    parts = [
+        np.random.default_rng([AUGMENTATION, seed, step, *stream]).random(
+            (share * worker.world, count), np.float32
+        )
+        for stream, count in streams
+        if count
+    ]
+    every = np.concatenate(parts, axis=1)[worker.rank * share :][:share]
+    return to_device(np.ascontiguousarray(every), worker.device)
+
+
+def by_change(numbers: torch.Tensor, how: AugmentationSettings, leads: int) -> Numbers:
+    """The columns of `drawn_numbers` of each enabled change."""
+    enabled = counts(how, leads)
+    return dict(zip(enabled, torch.split(numbers, list(enabled.values()), dim=1), strict=True))
 
 
 def normal(shape: torch.Size, numbers: torch.Tensor) -> torch.Tensor:
@@ -95,26 +109,20 @@ def _hashed(x: torch.Tensor) -> torch.Tensor:
     x = x ^ x >> 16
     x = x * 0x7FEB352D & bits
     x = x ^ x >> 15
-    x = x * 0x846CA68B & bits  # the lower 32 bits are right even if this overflows
+    x = x * (0x846CA68B - 2**32) & bits  # the same lower 32 bits, without an overflow
     return x ^ x >> 16
 
 
 def moved(
-    signals: torch.Tensor,
-    how: AugmentationSettings,
-    draws: AugmentationDraws,
-    *,
-    nearest: bool = False,
+    signals: torch.Tensor, how: AugmentationSettings, numbers: Numbers, *, nearest: bool = False
 ) -> torch.Tensor:
     """Apply the spatial changes to signals, or to masks with ``nearest`` interpolation."""
-    together = draws.together(how)
     if how.flip:
-        signals = flipped(signals, together["flip"], how.flip)
+        signals = flipped(signals, numbers["flip"], how.flip)
     if how.shift:
-        signals = shifted(signals, together["shift"], how.shift)
+        signals = shifted(signals, numbers["shift"], how.shift)
     if how.affine:
-        numbers = draws.uniform(AXES + 1, AFFINE)
-        signals = transformed(signals, numbers, how.affine, nearest=nearest)
+        signals = transformed(signals, numbers["affine"], how.affine, nearest=nearest)
     return signals
 
 
@@ -159,7 +167,7 @@ def transformed(
         thin = min(extents[a], extents[b]) / max(extents[a], extents[b])
         matrix = matrix @ _rotation(ANGLE * thin * signed[:, number], a, b, axes)
     matrix = matrix * torch.exp(-math.log(SCALE) * signed[:, -1])[:, None, None]
-    sizes = to_device(np.array(extents, np.float32), signals.device)
+    sizes = torch.cat([signed.new_full((1,), extent) for extent in extents])
     relative = matrix * sizes / sizes[:, None]  # from positions to fractions of each extent
     theta = torch.cat([relative, relative.new_zeros(len(signals), axes, 1)], dim=2)
     grid = functional.affine_grid(theta, list(signals.shape), align_corners=False)
@@ -184,27 +192,25 @@ def per_example(numbers: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
     return numbers.view(-1, *[1] * (signals.dim() - 1))
 
 
-def altered(
-    signals: torch.Tensor, how: AugmentationSettings, draws: AugmentationDraws
-) -> torch.Tensor:
+def altered(signals: torch.Tensor, how: AugmentationSettings, numbers: Numbers) -> torch.Tensor:
     """Apply the value changes to normalised signals; padding, 0 in all channels (D3), stays 0."""
-    before, leads = signals, signals.shape[1]
+    before = signals
     if how.blur:
-        signals = blurred(signals, draws.uniform(1, BLUR), how.blur)
+        signals = blurred(signals, numbers["blur"], how.blur)
     if how.intensity:
-        signals = scaled(signals, draws.uniform(2, INTENSITY), how.intensity)
+        signals = scaled(signals, numbers["intensity"], how.intensity)
     if how.wander:
-        signals = wandering(signals, draws.uniform(1 + 2 * leads, WANDER), how.wander)
+        signals = wandering(signals, numbers["wander"], how.wander)
     if how.noise:
-        signals = noisy(signals, draws.uniform(3, NOISE), how.noise)
+        signals = noisy(signals, numbers["noise"], how.noise)
     if how.lead_dropout:
-        signals = without_leads(signals, draws.uniform(leads, LEADS), how.lead_dropout)
+        signals = without_leads(signals, numbers["lead_dropout"], how.lead_dropout)
     if how.masking:
-        signals = masked(signals, draws.uniform(1 + AXES, MASKING), how.masking)
+        signals = masked(signals, numbers["masking"], how.masking)
     if signals is not before:
         signals = torch.where(valid(before), signals, 0.0)
     if how.shape:  # Yang et al., MedMNIST v2, section "Baseline Methods"
-        signals = signals * per_example(draws.together(how)["shape"][:, 0], signals)
+        signals = signals * per_example(numbers["shape"][:, 0], signals)
     return signals
 
 

@@ -7,7 +7,8 @@ exactly the drawn share. If both are enabled, each step uses one of them with eq
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -52,31 +53,42 @@ def drawn_mixtures(
     return Mixtures(cut, partners, shares, places)
 
 
+def mixture_draws(
+    batch: Batch, how: AugmentationSettings, seed: int, step: int, worker: Worker
+) -> dict[str, torch.Tensor]:
+    """`drawn_mixtures` of a worker's share, on its device: tensors by name, none if disabled.
+
+    ``partners`` (batch,), and ``mixup`` or ``cutmix`` (batch, 4) with share and position.
+    """
+    if not how.mixes:
+        return {}
+    real = batch.rows >= 0 if alone() else gather(batch.weights).cpu().numpy() > 0
+    drawn = drawn_mixtures(real, how, seed, step)
+    share = slice(worker.rank * len(batch.rows), (worker.rank + 1) * len(batch.rows))
+    numbers = np.concatenate([drawn.shares[:, None], drawn.places], axis=1)
+    return {
+        "partners": to_device(drawn.partners[share], worker.device),
+        "cutmix" if drawn.cut else "mixup": to_device(numbers[share], worker.device),
+    }
+
+
 def mixed(
-    batch: Batch, how: AugmentationSettings, kind: TaskKind, seed: int, step: int, worker: Worker
-) -> Batch:
-    """Mix pairs of examples of a worker's share, as drawn for the batch over all workers.
+    signals: torch.Tensor, targets: torch.Tensor, draws: Mapping[str, torch.Tensor], kind: TaskKind
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mix pairs of examples of a worker's share, by what `mixture_draws` has drawn.
 
     Targets are then between 0 and 1, or -1 if either target is unknown.
     """
-    if not (how.mixup or how.cutmix):
-        return batch
-    real = batch.rows >= 0 if alone() else gather(batch.weights).cpu().numpy() > 0
-    drawn = drawn_mixtures(real, how, seed, step)
-    start = worker.rank * len(batch.rows)
-    share, device = slice(start, start + len(batch.rows)), batch.signals.device
-    partners, shares, places = (
-        to_device(values[share], device) for values in (drawn.partners, drawn.shares, drawn.places)
-    )
-    others = gather(batch.signals)[partners]
-    if drawn.cut:
-        inside = block(batch.signals, 1 - shares, places)
-        signals = torch.where(inside, others, batch.signals)
+    others, of_others = (gather(values)[draws["partners"]] for values in (signals, targets))
+    if "cutmix" in draws:
+        numbers = draws["cutmix"]
+        inside = block(signals, 1 - numbers[:, 0], numbers[:, 1:])
+        signals = torch.where(inside, others, signals)
         shares = 1 - inside.flatten(1).float().mean(dim=1)  # the edges were rounded
     else:
-        signals = others + per_example(shares, others) * (batch.signals - others)
-    targets = mixed_targets(batch.targets, gather(batch.targets)[partners], shares, kind)
-    return replace(batch, signals=signals, targets=targets)
+        shares = draws["mixup"][:, 0]
+        signals = others + per_example(shares, others) * (signals - others)
+    return signals, mixed_targets(targets, of_others, shares, kind)
 
 
 def mixed_targets(
