@@ -36,18 +36,22 @@ MODELLED = 4
 """Trials of a family from which on a model proposes its settings."""
 
 
-def proposed_family(families: Sequence[str], seed: int, trials: Sequence[FrozenTrial]) -> str:
-    """The family of the next trial, by a model of the scores of all trials."""
+def proposed_family(
+    families: Sequence[str], seed: int, scores: Sequence[tuple[str, float | None]]
+) -> str:
+    """The family of the next trial, by a model of the scores of trials.
+
+    ``scores``: family and score of each trial; None of one that has none yet.
+    """
     distribution = CategoricalDistribution(families)
     known = [
         create_trial(
-            state=trial.state,
-            value=trial.value,
-            params={FAMILY: trial.params[FAMILY]},
+            state=TrialState.RUNNING if score is None else TrialState.COMPLETE,
+            value=score,
+            params={FAMILY: family},
             distributions={FAMILY: distribution},
         )
-        for trial in trials
-        if trial.state is not TrialState.PRUNED and trial.params[FAMILY] in families
+        for family, score in scores
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmd_ray.console.progress import Display
-from benchmd_ray.tuning import trial_log
+from benchmd_ray.tuning import trials
 from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.ladder import falls_behind, optimism
 from benchmd_ray.tuning.limits import Budget, Limits, Place
@@ -61,30 +61,32 @@ def test_the_worst_third_at_a_step_stops(trials: int, stopped: int) -> None:
 def test_a_trial_is_read_again_only_where_it_or_the_start_has_changed(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[int] = []
-    trial_of = trial_log.trial_of
+    read: list[float] = []
+    paired_mean = trials.paired_mean
 
-    def counted(trial, start):  # type: ignore[no-untyped-def]
-        read.append(trial.number)
-        return trial_of(trial, start)
+    def counted(scores, start):  # type: ignore[no-untyped-def]
+        read.append(scores[0])
+        return paired_mean(scores, start)
 
-    monkeypatch.setattr(trial_log, "trial_of", counted)
+    monkeypatch.setattr(trials, "paired_mean", counted)
     for _ in range(3):
         study.propose()
     for number, score in enumerate((0.7, 0.8, 0.6)):
         study.evaluated(number, 0, {"ecg": score}, 1.0)
-    study.trials()
+    assert [trial.score for trial in study.trials()] == [0.7, 0.8, 0.6]
     read.clear()
     assert [trial.score for trial in study.trials()] == [0.7, 0.8, 0.6]
     assert read == []
     study._grant(1, 1)
     study.evaluated(1, 1, {"ecg": 0.9}, 1.0)
     assert dict(study.trials()[1].evaluations) == {0: 0.8, 1: 0.9}
-    assert {*read} == {1}
+    assert [trial.score for trial in study.trials()][::2] == [0.7, 0.6]
+    assert {*read} == {0.8}
     study._grant(0, 1)
     study.evaluated(0, 1, {"ecg": 0.6}, 1.0)
     assert study.trials()[1].score == pytest.approx(0.65 + 0.2)
-    assert {*read} == {0, 1, 2}  # all are relative to the start
+    assert [trial.score for trial in study.trials()][::2] == pytest.approx([0.65, 0.55])
+    assert {*read} == {0.7, 0.8, 0.6}  # all are relative to the start
 
 
 @pytest.mark.parametrize("tail", [0.0, 1.0])

@@ -375,7 +375,7 @@ def test_files_are_replaced_whole(make):
 def test_five_to_ten_models_of_the_choice_are_averaged(make, evaluations, models):
     _, study, _ = make()
     study.propose()
-    trial = replace(study.trials()[0], evaluations=dict.fromkeys(range(evaluations), 0.5))
+    trial = replace(study.trials()[0], scored={e: {"ecg": 0.5} for e in range(evaluations)})
     assert folds(trial) == range(models)
 
 
