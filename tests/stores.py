@@ -607,9 +607,9 @@ def _outcome(
         **{"best": best["number"], "value": best["value"], "first_value": rows[0]["value"]},
         "optimism": 0.01,
         "folds": list(range(max(5, best["evaluations"]))),
-        "counts": {},
         "seconds": 600.0,
-        "device_hours": sum(row["device_hours"] for row in rows),
+        "shared_seconds": 0.0,
+        "importance_reason": "",
         "importance": {
             name_of_family(family["technique"], family["setting"]): {
                 name: 0.5 ** (place + 1) for place, name in enumerate(family["space"])

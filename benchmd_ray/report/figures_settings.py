@@ -60,7 +60,7 @@ def family_of(record: SearchRecord) -> FamilyRecord:
 def scored(record: SearchRecord, *families: FamilyRecord) -> pd.DataFrame:
     """Trials with a value, of these families or of all; none while the search has no result."""
     trials = record.trials
-    has_value = trials["value"].notna() & (record.result is not None)
+    has_value = trials["value"].notna() & record.is_finished
     if families:
         has_value &= trials[FAMILY].isin([family.name for family in families])
     return trials[has_value].reset_index(drop=True)
