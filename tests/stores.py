@@ -609,12 +609,5 @@ def _outcome(
         "folds": list(range(max(5, best["evaluations"]))),
         "seconds": 600.0,
         "shared_seconds": 0.0,
-        "importance_reason": "",
-        "importance": {
-            name_of_family(family["technique"], family["setting"]): {
-                name: 0.5 ** (place + 1) for place, name in enumerate(family["space"])
-            }
-            for family in families
-        },
         "settings": list(families[0]["settings"]),
     }

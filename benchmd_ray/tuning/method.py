@@ -82,27 +82,3 @@ def proposed(
         study = optuna.create_study(sampler=sampler, direction="maximize")
         study.add_trials(trials)
         return space.suggest(study.ask())
-
-
-IMPORTANCE_TRIALS = 10
-
-
-def importance(trials: Sequence[FrozenTrial]) -> tuple[dict[str, float], str]:
-    """Share of each searched setting in the variance of the score, by fANOVA; or why not.
-
-    Conditional settings, which not all trials have, are excluded.
-    """
-    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
-
-    scored = [trial for trial in trials if trial.state is TrialState.COMPLETE]
-    if len(scored) < IMPORTANCE_TRIALS:
-        return {}, f"{len(scored)} trials with a score are too few, expected {IMPORTANCE_TRIALS}"
-    if len({trial.value for trial in scored}) < 2:
-        return {}, "all trials have the same score"
-    study = optuna.create_study(direction="maximize")
-    study.add_trials(scored)
-    try:
-        shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
-    except (RuntimeError, ValueError) as error:
-        return {}, str(error)
-    return {name: float(share) for name, share in shares.items()}, ""

@@ -108,8 +108,6 @@ class ResultForm(TypedDict):
     folds: Annotated[list[Count], Field(max_length=MOST_FOLDS)]
     seconds: Finite
     shared_seconds: Finite
-    importance: dict[Name, dict[str, Finite]]
-    importance_reason: str
     settings: list[Changes]
 
 

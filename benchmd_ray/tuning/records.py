@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -132,10 +132,6 @@ class SearchRecord:
     """Wall-clock seconds of the search."""
     shared_seconds: float = math.nan
     """Seconds of the pretrainings that all trials share."""
-    importance: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Importance of each searched setting by family; empty where it is unknown."""
-    importance_reason: str = "no trial is complete"
-    """Why it is unknown."""
     chosen_settings: Sequence[Mapping[str, Any]] = ()
     """Settings of the chosen trial, one per source."""
 

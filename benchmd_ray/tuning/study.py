@@ -26,7 +26,7 @@ from benchmd_ray.tuning.ladder import (
     next_evaluation,
     optimism,
 )
-from benchmd_ray.tuning.method import RANDOM_TRIALS, Method, importance, proposed, proposed_family
+from benchmd_ray.tuning.method import RANDOM_TRIALS, Method, proposed, proposed_family
 from benchmd_ray.tuning.spaces import Space
 from benchmd_ray.tuning.trial_log import Job, TrialLog
 from benchmd_ray.tuning.trials import Trial
@@ -169,14 +169,6 @@ class Study(TrialLog):
         curve = tuple(sorted((*trial.curve, (step, score))))
         self._note(number, curve=curve, is_behind=trial.is_behind or stop, **work)
         return stop
-
-    def importance(self) -> tuple[dict[str, dict[str, float]], str]:
-        """By family, the share of each setting in the variance of the score; or why not."""
-        shares, reasons = {}, []
-        for name in self.families:
-            shares[name], reason = importance(self._seen(name))
-            reasons += [f"{name}: {reason}"] if reason else []
-        return shares, "; ".join(reasons)
 
 
 def fixed_trial(space: Space, values: Mapping[str, Any]) -> FrozenTrial:

@@ -88,7 +88,6 @@ def write_result(
     if best is None:
         return None
     trials = study.trials()
-    shares, reason = study.importance()
     arms = work.families[best.family].arms
     content = {
         "best": best.number,
@@ -97,8 +96,6 @@ def write_result(
         "optimism": study.optimism(),
         "folds": [*folds(best)],
         **spent,
-        "importance": shares,
-        "importance_reason": reason,
         "settings": [as_dict(applied(arm.settings, best.values)) for arm in arms],
     }
     write_hashed_json(folder / RESULT, content, of=folder)

@@ -396,29 +396,7 @@ def test_trials_of_several_modalities_are_compared_by_their_mean(make):
     assert study.best().number == 1
 
 
-# Importance, cost, and crashes.
-
-
-def test_importance_finds_the_one_setting_that_matters(make):
-    study = make(sampler="random")
-    complete(study, 30, lambda values: 0.9 + 0.1 * math.log10(values[LR]))
-    shares, reason = study.importance()
-    assert reason == ""
-    shares = shares[FAMILY]
-    assert shares[LR] > 0.8
-    assert sum(shares.values()) == pytest.approx(1.0)
-    assert all(0 <= share < 0.1 for name, share in shares.items() if name != LR)
-
-
-def test_importance_says_why_there_is_none(make):
-    study = make(sampler="random")
-    complete(study, 3)
-    few = "3 trials with a score are too few, expected 10"
-    assert study.importance() == ({FAMILY: {}}, f"{FAMILY}: {few}")
-    other = make("other", sampler="random")
-    complete(other, 10, lambda _: 0.5)
-    same = f"{FAMILY}: all trials have the same score"
-    assert other.importance() == ({FAMILY: {}}, same)
+# Cost and crashes.
 
 
 def test_device_hours_are_those_of_the_devices_of_each_session(make):
@@ -521,7 +499,6 @@ def test_nothing_is_said_to_the_user(make, capfd):
             study.propose()
             study.reported(study.begun - 1, 1, 0.5, 1.0)
             study.evaluated(study.begun - 1, 0, {"ecg": 0.5, "cxr": 0.5}, 1.0)
-        study.importance()
     assert capfd.readouterr() == ("", "")
     assert optuna.logging.get_verbosity() == optuna.logging.ERROR
 
