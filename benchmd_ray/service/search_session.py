@@ -154,7 +154,7 @@ class Searched:
 
 
 SWEEP_SECONDS = 60.0
-"""Seconds between removals of ended trials' files on S3 and records of the time worked."""
+"""Seconds between removals of ended trials' files and records of the time worked."""
 STATE_WORDS = {"stopped": "stopped early"}
 """Words for states of trials, where they differ."""
 
@@ -287,14 +287,17 @@ class Session:
                 self._notify(trial)
         return chosen
 
-    def _tidy(self, study: Study) -> None:
-        """Remove the files of finished jobs."""
-        unfinished = study.unfinished()
-        with suppress(Transient, OSError):  # if a process is still ending, the next session does it
+    def _sweep(self, study: Study) -> None:
+        """Remove the files of finished jobs, and the models of all but the best trials."""
+        with suppress(Transient, OSError):  # if a process is still ending, the next time does it
             self.alone()
-            leave_only(self.work.folder, unfinished)
+            leave_only(self.work.folder, study.unfinished())
             keep_best(self.work.folder, [START, *study.leading(KEPT)])
-        if unfinished:
+
+    def _tidy(self, study: Study) -> None:
+        """Leave only what the next session and the fold runs need."""
+        self._sweep(study)
+        if study.unfinished():
             return
         if isinstance(self.work.folder, Path):
             for name in (TRIALS, "features", "locks"):
@@ -339,13 +342,9 @@ class Session:
         study = limits.study
         write_trials(self.folder, study, self.work)
         self.clock.note()
-        with suppress(Transient, OSError):  # it is repeated at the end
-            keep_best(self.work.folder, [START, *study.leading(KEPT)])
-        if time.monotonic() > self._swept + SWEEP_SECONDS and self.work.folder != self.folder:
+        if time.monotonic() > self._swept + SWEEP_SECONDS:
             self._swept = time.monotonic()
-            with suppress(Transient, OSError):  # it is repeated at the end
-                self.alone()
-                leave_only(self.work.folder, study.unfinished())
+            self._sweep(study)
         trial = study.trials()[number]
         if trial.state != "stopped":  # told at the end of the session
             self._notify(trial)
