@@ -228,7 +228,7 @@ class Session:
                         self._note(limits)
                     raise
                 chosen = self._note(limits)
-                self._tidy(study)
+                self._tidy(limits)
         device = "GPU" if self.place.gpus else "CPU"
         changes: Mapping[str, Any] = {}
         catalogs: Mapping[int, Sequence[Location]] = {}
@@ -287,17 +287,19 @@ class Session:
                 self._notify(trial)
         return chosen
 
-    def _sweep(self, study: Study) -> None:
+    def _sweep(self, limits: Limits) -> None:
         """Remove the files of finished jobs, and the models of all but the best trials."""
+        study = limits.study
+        running = [study.job(*key) for key in limits.running]  # perhaps of a trial that has failed
         with suppress(Transient, OSError):  # if a process is still ending, the next time does it
             self.alone()
-            leave_only(self.work.folder, study.unfinished())
+            leave_only(self.work.folder, [*study.unfinished(), *running])
             keep_best(self.work.folder, [START, *study.leading(KEPT)])
 
-    def _tidy(self, study: Study) -> None:
+    def _tidy(self, limits: Limits) -> None:
         """Leave only what the next session and the fold runs need."""
-        self._sweep(study)
-        if study.unfinished():
+        self._sweep(limits)
+        if limits.study.unfinished():
             return
         if isinstance(self.work.folder, Path):
             for name in (TRIALS, "features", "locks"):
@@ -344,7 +346,7 @@ class Session:
         self.clock.note()
         if time.monotonic() > self._swept + SWEEP_SECONDS:
             self._swept = time.monotonic()
-            self._sweep(study)
+            self._sweep(limits)
         trial = study.trials()[number]
         if trial.state != "stopped":  # told at the end of the session
             self._notify(trial)
