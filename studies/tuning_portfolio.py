@@ -118,5 +118,4 @@ def _record(
         borrowed=0,
         lenders={},
         trials=pd.DataFrame(rows),
-        result=None,
     )

@@ -65,9 +65,7 @@ def _take_over(folder: Path) -> Path:
     for path in (*folder.glob("*.parquet"), *folder.glob("predictions/*/*.parquet")):
         forge_metadata(path, OF, name_of(folder))
     for path in folder.glob("study.log"):
-        for number, content in enumerate(log_lines(path)):
-            if OF in content.get("user_attr", ()):
-                forge_line(path, number, {**content, "user_attr": {OF: name_of(folder)}})
+        forge_line(path, 0, {**log_lines(path)[0], OF: name_of(folder)})
     return folder
 
 

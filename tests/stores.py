@@ -607,14 +607,7 @@ def _outcome(
         **{"best": best["number"], "value": best["value"], "first_value": rows[0]["value"]},
         "optimism": 0.01,
         "folds": list(range(max(5, best["evaluations"]))),
-        "counts": {},
         "seconds": 600.0,
-        "device_hours": sum(row["device_hours"] for row in rows),
-        "importance": {
-            name_of_family(family["technique"], family["setting"]): {
-                name: 0.5 ** (place + 1) for place, name in enumerate(family["space"])
-            }
-            for family in families
-        },
+        "shared_seconds": 0.0,
         "settings": list(families[0]["settings"]),
     }

@@ -90,7 +90,12 @@ def fold_runs(folder: Path) -> list[Run]:
 def _is_delivered(run: Run, record: SearchRecord, runs_by_name: Mapping[str, Run]) -> bool:
     """Whether a run is a fold run of a search's choice, which may be its start."""
     about = run.description
-    if not run.finished or about["kind"] != "transfer" or "fold" not in about or not record.result:
+    if (
+        not run.finished
+        or about["kind"] != "transfer"
+        or "fold" not in about
+        or not record.is_finished
+    ):
         return False
     pretraining = pretraining_of(run, runs_by_name)
     chosen = record.chosen
@@ -116,9 +121,8 @@ def _is_delivered(run: Run, record: SearchRecord, runs_by_name: Mapping[str, Run
 
 def _has_choice(run: Run, pretraining: Run | None, record: SearchRecord) -> bool:
     """Whether a run has the settings that a search chose last, before it was extended or after."""
-    assert record.result is not None
     assert record.chosen is not None
-    choice = updated(Settings(), record.result["settings"][0])
+    choice = updated(Settings(), record.chosen_settings[0])
     for name in record.chosen.space:
         trained = pretraining if name.startswith("pretrain.") else run
         if trained is not None and value_of(trained.settings, name) != value_of(choice, name):

@@ -113,7 +113,7 @@ PARTS: Mapping[str, Part] = {
     ),
     "inner splits": Part(3, ("data/inner.py", "data/splits.py")),
     "search": Part(
-        8,
+        9,
         (
             "tuning/families.py",
             "tuning/ladder.py",

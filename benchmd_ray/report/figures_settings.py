@@ -60,7 +60,7 @@ def family_of(record: SearchRecord) -> FamilyRecord:
 def scored(record: SearchRecord, *families: FamilyRecord) -> pd.DataFrame:
     """Trials with a value, of these families or of all; none while the search has no result."""
     trials = record.trials
-    has_value = trials["value"].notna() & (record.result is not None)
+    has_value = trials["value"].notna() & record.is_finished
     if families:
         has_value &= trials[FAMILY].isin([family.name for family in families])
     return trials[has_value].reset_index(drop=True)
@@ -125,14 +125,11 @@ def draw_slices(record: SearchRecord) -> Drawn:
     if done.empty:
         return Skipped(name, NO_VALUE.format(record.name))
     top = done["number"].isin(chosen_of(record, done)["number"]).to_numpy()
-    short, shares = labels_of(varied(family.space, done)), record.importance.get(family.name, {})
+    short = labels_of(varied(family.space, done))
     if not short:
         return Skipped(name, f"{record.name}: no setting has two values among its trials")
-    short = {key: short[key] for key in sorted(short, key=lambda key: -shares.get(key, 0.0))}
     what = f"{inner(record)} of {count_of(len(done), 'trial')}"
     title = f"{heading(record, family)}: {what} by each setting"
-    if shares:
-        title += f"; {max(shares, key=lambda key: shares[key])} matters most"
     figure, panels = grid(title, len(short), columns=3, row=PANEL_ROW, extra=0.5)
     for place, (axes, key) in enumerate(zip(panels, short, strict=True)):
         about = family.space[key]
@@ -145,8 +142,7 @@ def draw_slices(record: SearchRecord) -> Drawn:
         axes.plot(places[first], done["value"][first], label="start", **START)
         axes.plot(places[top], done["value"][top], label="chosen", **CHOSEN)
         _setting_axis(axes, x, about, ticks)
-        share = f", importance {shares[key]:.2f}" if key in shares else ""
-        axes.set_title(short[key] + share)
+        axes.set_title(short[key])
         axes.grid(axis="y", color=FAINT, linewidth=0.5)
         if place % 3 == 0:
             axes.set_ylabel(inner(record))
@@ -155,11 +151,8 @@ def draw_slices(record: SearchRecord) -> Drawn:
         "Each point is a trial with a value, darker the later it was; other settings differ too. "
         "A trial that did not use a setting is not in its panel. Points of one choice are jittered "
         "so that none hides another. Axes are logarithmic where the search samples on a "
-        "logarithmic scale. Importance: share of the variation of the value that a setting "
-        "explains, estimated from these trials; with few trials it is rough."
+        "logarithmic scale."
     )
-    if not shares:
-        caption += f" It is unknown: {record.importance_reason}."
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 

@@ -111,7 +111,7 @@ def nested(
             number: [r for r in fold.results if _is_made(r.run, fold.records, by_name)]
             for number, fold in folds.items()
         }
-        searched = [n for n in folds if made[n] or any(r.result for r in folds[n].records)]
+        searched = [n for n in folds if made[n] or any(r.is_finished for r in folds[n].records)]
         every = [result for fold in folds.values() for result in fold.results]
         if len(searched) < 2:  # a catalog like any other
             whole.others.extend(every)
@@ -185,7 +185,7 @@ def _add_searches(
     alike: dict[str, dict[int, list[SearchRecord]]] = {}
     for number, fold in sorted(folds.items()):
         for record in fold.records:
-            if record.result is not None:
+            if record.is_finished:
                 alike.setdefault(_kind(record), {}).setdefault(number, []).append(record)
     pooled = {number: pools(fold.results, names)[0] for number, fold in folds.items()}
     for of_fold in alike.values():

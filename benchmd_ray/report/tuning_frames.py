@@ -195,7 +195,7 @@ def tuning_notes(
     """Notes for readers of tuned results; ``protocols`` are those of all rows."""
     notes = [f"searches: {SEEN}"] if records else []
     for record in records:
-        if record.result is None:
+        if not record.is_finished:
             failed, trials = record.counts["failed"], len(record.trials)
             all_failed = f"all {trials} trials failed, the first of them: {record.first_reason}"
             why = all_failed if trials and failed == trials else "no trial is complete yet"

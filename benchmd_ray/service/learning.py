@@ -39,7 +39,7 @@ def learned_in(
     records = [
         record
         for record in searches.found
-        if len(record.sources) == 1 and record.result is not None and wanted(record.name)
+        if len(record.sources) == 1 and record.is_finished and wanted(record.name)
     ]
     for why in searches.damaged.values():
         say(f"skipped: {why}")

@@ -154,7 +154,7 @@ class Searched:
 
 
 SWEEP_SECONDS = 60.0
-"""Seconds between removals of ended trials' files on S3 and records of the time worked."""
+"""Seconds between removals of ended trials' files and records of the time worked."""
 STATE_WORDS = {"stopped": "stopped early"}
 """Words for states of trials, where they differ."""
 
@@ -228,7 +228,7 @@ class Session:
                         self._note(limits)
                     raise
                 chosen = self._note(limits)
-                self._tidy(study)
+                self._tidy(limits)
         device = "GPU" if self.place.gpus else "CPU"
         changes: Mapping[str, Any] = {}
         catalogs: Mapping[int, Sequence[Location]] = {}
@@ -287,14 +287,19 @@ class Session:
                 self._notify(trial)
         return chosen
 
-    def _tidy(self, study: Study) -> None:
-        """Remove the files of finished jobs."""
-        unfinished = study.unfinished()
-        with suppress(Transient, OSError):  # if a process is still ending, the next session does it
+    def _sweep(self, limits: Limits) -> None:
+        """Remove the files of finished jobs, and the models of all but the best trials."""
+        study = limits.study
+        running = [study.job(*key) for key in limits.running]  # perhaps of a trial that has failed
+        with suppress(Transient, OSError):  # if a process is still ending, the next time does it
             self.alone()
-            leave_only(self.work.folder, unfinished)
+            leave_only(self.work.folder, [*study.unfinished(), *running])
             keep_best(self.work.folder, [START, *study.leading(KEPT)])
-        if unfinished:
+
+    def _tidy(self, limits: Limits) -> None:
+        """Leave only what the next session and the fold runs need."""
+        self._sweep(limits)
+        if limits.study.unfinished():
             return
         if isinstance(self.work.folder, Path):
             for name in (TRIALS, "features", "locks"):
@@ -339,13 +344,9 @@ class Session:
         study = limits.study
         write_trials(self.folder, study, self.work)
         self.clock.note()
-        with suppress(Transient, OSError):  # it is repeated at the end
-            keep_best(self.work.folder, [START, *study.leading(KEPT)])
-        if time.monotonic() > self._swept + SWEEP_SECONDS and self.work.folder != self.folder:
+        if time.monotonic() > self._swept + SWEEP_SECONDS:
             self._swept = time.monotonic()
-            with suppress(Transient, OSError):  # it is repeated at the end
-                self.alone()
-                leave_only(self.work.folder, study.unfinished())
+            self._sweep(limits)
         trial = study.trials()[number]
         if trial.state != "stopped":  # told at the end of the session
             self._notify(trial)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -83,7 +83,7 @@ def run_searches(
                 backing.searching(folder) as alone,
                 stopping() as stop,
             ):
-                inner = InnerCatalogs(plan, store, stop.check)
+                inner = inner_catalogs(plan, store, stop.check)
                 say(f"{plan.name}: {_counts(plan, inner(0))}")
                 for note in plan.notes:
                     say(f"not searched: {note}")
@@ -144,39 +144,30 @@ def _cpus_of_workers(tuning: Tuning) -> int:
     return max(one.workers * one.cpus_per_worker + 1 if one.workers > 1 else 0 for one in each)
 
 
-class InnerCatalogs:
-    """The inner catalogs of a search, written in a store when they are first asked for."""
+def inner_catalogs(
+    plan: SearchPlan, store: Path, check: Callable[[], None]
+) -> Callable[[int], list[Catalog]]:
+    """The inner catalogs of an evaluation, one for each source, written when first asked for.
 
-    def __init__(self, plan: SearchPlan, store: Path, check: Callable[[], None]) -> None:
-        """``check`` is called while another machine writes one; raises where waiting is to end."""
-        self._folder, self._check = location_of(store) / INNER / "catalogs", check
-        targets = [open_catalog(t.catalog) for t in plan.related if t.catalog is not None]
-        self._labelled = plan.labelled
-        self._sources = []
-        for source in plan.sources:
-            assert source.catalog is not None  # `planned_searches` was given catalogs
-            catalog = open_catalog(source.catalog)
-            self._sources.append((catalog, barred_patients(catalog, targets)))
-        self._written: dict[int, list[Catalog]] = {}
+    ``check`` is called while another machine writes one; raises where waiting is to end.
+    """
+    folder = location_of(store) / INNER / "catalogs"
+    targets = [open_catalog(t.catalog) for t in plan.related if t.catalog is not None]
+    # `planned_searches` was given catalogs
+    sources = [open_catalog(source.catalog) for source in plan.sources if source.catalog]
+    barred = [barred_patients(source, targets) for source in sources]
 
-    def __call__(self, evaluation: int) -> list[Catalog]:
-        """Those of an evaluation, one for each source of the search."""
-        if evaluation not in self._written:
-            self._written[evaluation] = [
-                patiently(
-                    partial(
-                        inner_catalog,
-                        source,
-                        self._folder,
-                        evaluation,
-                        self._check,
-                        barred=barred,
-                        labelled=self._labelled,
-                    )
-                )
-                for source, barred in self._sources
-            ]
-        return self._written[evaluation]
+    @cache
+    def written(evaluation: int) -> list[Catalog]:
+        about = {"labelled": plan.labelled}
+        return [
+            patiently(
+                partial(inner_catalog, source, folder, evaluation, check, barred=patients, **about)
+            )
+            for source, patients in zip(sources, barred, strict=True)
+        ]
+
+    return written
 
 
 def _counts(plan: SearchPlan, inner: Sequence[Catalog]) -> str:

@@ -346,7 +346,7 @@ class _Following:
         from benchmd_ray.tracking.comparison import comparison
 
         record = self._record(name)
-        if record is not None and record.result is not None:
+        if record is not None and record.is_finished:
             rows, provenance = comparison(self.store, record)
             modalities = ", ".join(source["modality"] for source in record.sources)
             about = {"modality": modalities, "provenance": provenance}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl.brought import technique_label
@@ -42,7 +41,3 @@ def name_of_family(technique: str, setting: str) -> str:
 def by_name(families: Sequence[Family]) -> dict[str, Family]:
     """Families by their names; the first one's start is the search's."""
     return {family.name: family for family in families}
-
-
-def family_named(name: Any, families: Mapping[str, Family]) -> Family | None:
-    return families.get(name) if isinstance(name, str) else None

@@ -59,6 +59,10 @@ class Budget:
             )
 
     @property
+    def limits(self) -> tuple[float, ...]:
+        return tuple(math.inf if limit is None else limit for limit in astuple(self))
+
+    @property
     def explored_evaluations(self) -> int | None:
         """Trials that are begun within a limit of evaluations."""
         if self.evaluations is None or self.evaluations < TO_CLIMB:
@@ -129,8 +133,6 @@ class Limits:
         self.start = time.monotonic() - worked
         self.running: set[tuple[int, int]] = set()
         """Trial and evaluation of each running job."""
-        self.waiting: list[Job] = []
-        """Jobs that were begun and need another process, those of an earlier session too."""
         self.draining = False
         """Whether nothing is begun before all that works has ended."""
         self.trouble: Exception | None = None
@@ -156,6 +158,12 @@ class Limits:
             gauge("benchmd_search_trials", number, state=state)
 
     @property
+    def waiting(self) -> list[Job]:
+        """Jobs that were begun and need another process, those of an earlier session too."""
+        unfinished = self.study.unfinished()
+        return [job for job in unfinished if (job.number, job.evaluation) not in self.running]
+
+    @property
     def hours(self) -> float:
         """Wall-clock hours of all sessions."""
         return (time.monotonic() - self.start) / 3600
@@ -177,10 +185,9 @@ class Limits:
     def exploring(self) -> bool:
         """Whether trials may still begin; once that has ended, only a larger budget reopens it."""
         budget, study = self.budget, self.study
-        limits = [math.inf if number is None else number for number in astuple(budget)]
-        within = study.explored_within()
-        if within is not None and all(new <= old for new, old in zip(limits, within, strict=True)):
-            return False
+        if within := study.explored_within():
+            if all(new <= old for new, old in zip(budget.limits, within, strict=True)):
+                return False
         quota = budget.explored_evaluations
         return (
             (budget.trials is None or study.begun < budget.trials)
@@ -209,10 +216,11 @@ class Limits:
             self.look_around()  # otherwise nobody does while nothing runs
         if self.out_of_time or self.full:
             return None
-        if self.waiting and self.running:
-            if self._occupied + self._slots(self.waiting[0].number) > self.at_once:
+        job = next(iter(self.waiting), None)
+        if job is not None and self.running:
+            if self._occupied + self._slots(job.number) > self.at_once:
                 return None  # until the running ones leave it a whole GPU
-        job = self.waiting.pop(0) if self.waiting else self.next_job()
+        job = job or self.next_job()
         if job is not None:
             self.running.add((job.number, job.evaluation))
             self.look()
@@ -239,13 +247,10 @@ class Limits:
             return study.propose()
         if any(job.evaluation == 0 for job in study.unfinished()):
             return None
-        within = tuple(math.inf if number is None else number for number in astuple(budget))
-        if study.explored_within() != within:
+        if study.explored_within() != budget.limits:
             study.note_explored(astuple(budget))
-        left = math.inf
-        if budget.evaluations is not None:
-            left = budget.evaluations - study.spent_evaluations
-        return study.climb(left, budget.until)
+        most = math.inf if budget.evaluations is None else budget.evaluations
+        return study.climb(most - study.spent_evaluations, budget.until)
 
 
 Ended = Callable[[int], None]

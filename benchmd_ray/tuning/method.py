@@ -36,18 +36,22 @@ MODELLED = 4
 """Trials of a family from which on a model proposes its settings."""
 
 
-def proposed_family(families: Sequence[str], seed: int, trials: Sequence[FrozenTrial]) -> str:
-    """The family of the next trial, by a model of the scores of all trials."""
+def proposed_family(
+    families: Sequence[str], seed: int, scores: Sequence[tuple[str, float | None]]
+) -> str:
+    """The family of the next trial, by a model of the scores of trials.
+
+    ``scores``: family and score of each trial; None of one that has none yet.
+    """
     distribution = CategoricalDistribution(families)
     known = [
         create_trial(
-            state=trial.state,
-            value=trial.value,
-            params={FAMILY: trial.params[FAMILY]},
+            state=TrialState.RUNNING if score is None else TrialState.COMPLETE,
+            value=score,
+            params={FAMILY: family},
             distributions={FAMILY: distribution},
         )
-        for trial in trials
-        if trial.state is not TrialState.PRUNED and trial.params[FAMILY] in families
+        for family, score in scores
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -78,27 +82,3 @@ def proposed(
         study = optuna.create_study(sampler=sampler, direction="maximize")
         study.add_trials(trials)
         return space.suggest(study.ask())
-
-
-IMPORTANCE_TRIALS = 10
-
-
-def importance(trials: Sequence[FrozenTrial]) -> tuple[dict[str, float], str]:
-    """Share of each searched setting in the variance of the score, by fANOVA; or why not.
-
-    Conditional settings, which not all trials have, are excluded.
-    """
-    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
-
-    scored = [trial for trial in trials if trial.state is TrialState.COMPLETE]
-    if len(scored) < IMPORTANCE_TRIALS:
-        return {}, f"{len(scored)} trials with a score are too few, expected {IMPORTANCE_TRIALS}"
-    if len({trial.value for trial in scored}) < 2:
-        return {}, "all trials have the same score"
-    study = optuna.create_study(direction="maximize")
-    study.add_trials(scored)
-    try:
-        shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
-    except (RuntimeError, ValueError) as error:
-        return {}, str(error)
-    return {name: float(share) for name, share in shares.items()}, ""

@@ -1,11 +1,9 @@
 """A portfolio: settings that beat the start on other datasets, which a search tries early.
 
-It is learned from finished searches (`tuning.gains`). A family of a search gets candidates of its
-kind, which are chosen greedily: each next one has the largest additional gain, on average over
-datasets, over the best of the start and the candidates before it (as in Feurer et al., Auto-sklearn
-2.0, https://arxiv.org/abs/2007.04074). Everything learned on a dataset that the search tunes or
-scores, on one of its origin, or on one with records in common (`data.sketches`) is excluded first,
-including results of searches that tried such settings.
+It is learned from finished searches (`tuning.gains`). A family of a search gets the settings of its
+kind, those with the largest gain over their start first. Everything learned on a dataset that the
+search tunes or scores, on one of its origin, or on one with records in common (`data.sketches`) is
+excluded first, including results of searches that tried such settings.
 
 The file has names of settings with plain values; only those in the search space are used.
 """
@@ -18,8 +16,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
 
-import numpy as np
-
 from benchmd_ray.data.sketches import Sketch
 from benchmd_ray.errors import BenchmdError, is_name, shown
 from benchmd_ray.files.atomic import resource_folder
@@ -28,7 +24,7 @@ from benchmd_ray.schema.typed import PlainValue, typed
 from benchmd_ray.storage.location import Location, write
 from benchmd_ray.tuning.families import Family
 
-VERSION = 7
+VERSION = 8
 SHIPPED = "portfolio.json"
 MOST = 6
 """Settings that a search tries."""
@@ -54,8 +50,8 @@ class Candidate:
     dataset: str
     kind: SearchKind
     values: dict[str, PlainValue]
-    gains: dict[str, float]
-    """Estimated gain over the start, by dataset."""
+    gain: float
+    """Difference of its score to that of the start."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +82,9 @@ class Portfolio:
     @property
     def datasets(self) -> set[str]:
         """All datasets that it names."""
-        names = {name for c in self.candidates for name in (c.dataset, *c.gains)}
-        return names.union(self.after, *self.after.values())
+        return {candidate.dataset for candidate in self.candidates}.union(
+            self.after, *self.after.values()
+        )
 
     def origins(self, dataset: str) -> tuple[str, ...]:
         """All datasets from which settings learned on this one originate."""
@@ -160,28 +157,11 @@ def _of_family(
         return all(map(usable, portfolio.origins(dataset)))
 
     candidates = [c for c in portfolio.candidates if c.kind == kind and allowed(c.dataset)]
-    names = sorted(filter(allowed, {name for c in candidates for name in c.gains}))
-    gains = [[c.gains.get(name, 0.0) for name in names] for c in candidates]
     tried = [family.space.start]
-    for number in complementary(np.reshape(gains, (len(candidates), len(names)))):
-        values = family.space.filled(candidates[number].values)
+    for candidate in sorted(candidates, key=lambda candidate: -candidate.gain):
+        values = family.space.filled(candidate.values)
         if values not in tried:
             tried.append(values)
-            origins = portfolio.origins(candidates[number].dataset)
+            origins = portfolio.origins(candidate.dataset)
             lenders = {name: portfolio.sketches.get(name, "") for name in origins}
             yield PortfolioSettings(family.name, values, lenders)
-
-
-def complementary(gains: np.ndarray) -> Iterator[int]:
-    """Greedy order of candidates: each next one adds the largest gain to the best so far.
-
-    ``gains`` is (candidates, datasets); candidates without a gain are excluded.
-    """
-    reached = np.zeros(gains.shape[1])
-    while gains.size:
-        added = np.maximum(gains - reached, 0.0).mean(axis=1)
-        best = int(added.argmax())
-        if added[best] <= 0:
-            return
-        yield best
-        reached = np.maximum(reached, gains[best])

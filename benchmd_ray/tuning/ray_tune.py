@@ -105,8 +105,6 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         for key in sorted(limits.running):
             if key in self._trials and self._trials[key].is_finished():
                 limits.running.discard(key)
-                if limits.study.is_missing(*key):
-                    limits.waiting.insert(0, limits.study.job(*key))
         return super().choose_trial_to_run(tune_controller)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
@@ -127,7 +125,6 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
             limits.lost(number, "it ran out of memory on its share of a GPU and gets a whole one")
             study.worked(number, evaluation, seconds)  # on its share
             study.whole.add(number)
-            limits.waiting.insert(0, study.job(number, evaluation))
         elif reason:
             study.ended(number, evaluation, seconds=seconds, reason=reason)
         elif result["whole"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -106,11 +106,8 @@ class ResultForm(TypedDict):
     first_value: Finite
     optimism: Finite | None
     folds: Annotated[list[Count], Field(max_length=MOST_FOLDS)]
-    counts: dict[str, Any]
     seconds: Finite
-    shared_seconds: NotRequired[Finite]
-    device_hours: Finite
-    importance: dict[Name, dict[str, Finite]]
+    shared_seconds: Finite
     settings: list[Changes]
 
 

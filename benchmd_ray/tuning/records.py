@@ -31,7 +31,13 @@ from benchmd_ray.files.parquet import read_table
 from benchmd_ray.runs.files import RESULT, SEARCH, SEARCHES, TRIALS
 from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.tuning.families import FAMILY, name_of_family
-from benchmd_ray.tuning.record_form import LISTS, plan_fault, result_fault, trials_fault
+from benchmd_ray.tuning.record_form import (
+    LISTS,
+    ResultForm,
+    plan_fault,
+    result_fault,
+    trials_fault,
+)
 
 FORMAT = 6
 STATES = ("complete", "stopped", "failed", "unfinished")
@@ -110,8 +116,24 @@ class SearchRecord:
     """One row per trial in order of number: `COLUMNS`, each searched setting, and in a universal
     search the score of each modality. ``scores`` and ``curve`` hold tuples of pairs.
     """
-    result: Mapping[str, Any] | None
-    """``result.json``; None if missing."""
+    is_finished: bool = False
+    """Whether it has a result, from which all that follows is."""
+    best: int | None = None
+    """Number of the chosen trial; 0 if the start is kept."""
+    value: float = math.nan
+    """Mean score of the chosen trial."""
+    first_value: float = math.nan
+    """Mean score of the start."""
+    optimism: float = math.nan
+    """By how much the value is too high for having been the highest."""
+    folds: tuple[int, ...] = ()
+    """Evaluations whose models are averaged."""
+    seconds: float = math.nan
+    """Wall-clock seconds of the search."""
+    shared_seconds: float = math.nan
+    """Seconds of the pretrainings that all trials share."""
+    chosen_settings: Sequence[Mapping[str, Any]] = ()
+    """Settings of the chosen trial, one per source."""
 
     @property
     def name(self) -> str:
@@ -121,25 +143,6 @@ class SearchRecord:
     def counts(self) -> dict[str, int]:
         """Number of trials by state, for all of `STATES`."""
         return {state: int((self.trials["state"] == state).sum()) for state in STATES}
-
-    def _stated(self, name: str, default: Any) -> Any:
-        return default if self.result is None else self.result[name]
-
-    @property
-    def best(self) -> int | None:
-        """Number of the chosen trial; 0 if the start is kept."""
-        return self._stated("best", None)  # type: ignore[no-any-return]
-
-    @property
-    def value(self) -> float:
-        """Mean score of the chosen trial; NaN without a result."""
-        return float(self._stated("value", math.nan))
-
-    @property
-    def first_value(self) -> float:
-        """Mean score of the start; NaN without a result."""
-        value = self._stated("first_value", None)
-        return math.nan if value is None else float(value)
 
     @property
     def chosen(self) -> FamilyRecord | None:
@@ -153,47 +156,14 @@ class SearchRecord:
         return self.families[names.index(row.iloc[0])]
 
     @property
-    def optimism(self) -> float:
-        """By how much the value is too high for having been the highest; NaN if unknown."""
-        optimism = self._stated("optimism", None)
-        return math.nan if optimism is None else float(optimism)
-
-    @property
-    def folds(self) -> tuple[int, ...]:
-        """Evaluations whose models are averaged."""
-        return tuple(self._stated("folds", ()))
-
-    @property
-    def seconds(self) -> float:
-        """Wall-clock seconds of the search; NaN without a result."""
-        return float(self._stated("seconds", math.nan))
-
-    @property
     def device_hours(self) -> float:
-        return float(self._stated("device_hours", self.trials["device_hours"].sum()))
-
-    @property
-    def shared_seconds(self) -> float:
-        """Seconds of the pretrainings that all trials share; NaN without a result."""
-        return math.nan if self.result is None else float(self.result.get("shared_seconds", 0))
+        return math.fsum(self.trials["device_hours"])
 
     @property
     def first_reason(self) -> str:
         """Why the first failed trial failed; empty if none did."""
         reasons = self.trials.loc[self.trials["state"] == "failed", "reason"].dropna()
         return "" if reasons.empty else str(reasons.iloc[0])
-
-    @property
-    def importance(self) -> Mapping[str, Mapping[str, float]]:
-        """Importance of each searched setting by family; empty where it is unknown."""
-        return self._stated("importance", {})  # type: ignore[no-any-return]
-
-    @property
-    def importance_reason(self) -> str:
-        """Why the importance is unknown."""
-        if self.result is None:
-            return "no trial is complete"
-        return str(self.result.get("importance_reason", "the search gave none"))
 
     def start(self, modality: str, source: str, policy: str) -> Settings | None:
         """Settings of trial 0 for a source; None for a source that was not searched on."""
@@ -304,7 +274,6 @@ def read_search(folder: Path) -> SearchRecord:
         for family in plan["families"]
     )
     trials = _read_trials(folder / TRIALS, families, modalities)
-    result = _read_result(folder / RESULT, trials, len(plan["sources"]))
     named = {name: plan[name] for name in ("metric", "sampler", "cautious", "seed", "device")}
     return SearchRecord(
         folder=folder,
@@ -313,8 +282,8 @@ def read_search(folder: Path) -> SearchRecord:
         borrowed=len(plan["determinants"]["portfolio"]),
         lenders=plan["lenders"],
         trials=trials,
-        result=result,
         **named,
+        **_read_result(folder / RESULT, trials, len(plan["sources"])),
     )
 
 
@@ -372,14 +341,19 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     return ordered.reset_index(drop=True)
 
 
-def _read_result(path: Path, trials: pd.DataFrame, sources: int) -> Mapping[str, Any] | None:
+def _read_result(path: Path, trials: pd.DataFrame, sources: int) -> dict[str, Any]:
+    """What a record has of ``result.json``; nothing if it is missing."""
     if not path.is_file():
-        return None
+        return {}
     remedy = _remedy(path.parent)
     result = read_hashed_json(path, remedy, of=path.parent)
     if fault := result_fault(result, set(trials.loc[trials["value"].notna(), "number"]), sources):
         raise Damaged(path, fault, remedy)
-    return result
+    about = {key: result[key] for key in ResultForm.__annotations__ if key in result}
+    optimism = math.nan if about["optimism"] is None else about["optimism"]
+    settings, folds = about.pop("settings"), tuple(about["folds"])
+    changed = {"optimism": optimism, "folds": folds, "chosen_settings": settings}
+    return {**about, **changed, "is_finished": True}
 
 
 def _remedy(folder: Path) -> str:

@@ -57,13 +57,8 @@ def search(work: TrialContext, limits: Limits, ended: Ended, catalogs: Catalogs)
     with quiet_tune():
         while True:
             remove(storage)
-            limits.waiting = limits.study.unfinished()
-            if limits.out_of_time:
+            if limits.out_of_time or not (limits.waiting or limits.next_job()):
                 break
-            if not limits.waiting:
-                if (job := limits.next_job()) is None:
-                    break
-                limits.waiting = [job]
             error: Exception | None = None
             try:
                 _fit(work, limits, ended, catalogs, storage)

@@ -268,64 +268,20 @@ def _require_warmed_up(space: Space, settings: Settings) -> None:
 
 
 def shared(spaces: Sequence[Space]) -> Space:
-    """The common space of several modalities.
+    """The common space of several modalities: what all of their spaces vary alike.
 
-    It has the settings of all spaces, with the values that all of them allow; settings with a
-    single common value are excluded, since every modality starts at it. Settings that differ in
-    kind or start are an error.
+    A setting with another range, start or condition in one of them, such as the batch size of
+    volumes, keeps the start of each modality, and so does one that depends on it.
     """
-    first, *others = spaces
-    tables = [{p.name: p for p in space.parameters} for space in spaces]
-    merged: dict[str, Parameter] = {}
-    for name in tables[0]:
-        if all(name in table for table in tables):
-            alike = [table[name] for table in tables]
-            merged[name] = _narrowed(_merged(alike, [s.name for s in spaces]), merged)
-    single = {p.name: p.default for p in merged.values() if p.low == p.high and len(p.values) < 2}
-    left = without(tuple(merged.values()), single)
+    names = ", ".join(space.name for space in spaces)
+    left: dict[str, Parameter] = {}
+    for parameter in spaces[0].parameters:
+        is_alike = all(parameter in space.parameters for space in spaces)
+        if is_alike and parameter.when.keys() <= left.keys():
+            left[parameter.name] = parameter
     if not left:
-        names = ", ".join(space.name for space in spaces)
         raise BenchmdError(
-            f"the search spaces {names} share no setting that can be varied in all of them: search "
-            "the modalities one by one, or give your own space with --space FILE."
+            f"the search spaces {names} share no setting that is varied alike in all of them: "
+            "search the modalities one by one, or give your own space with --space FILE."
         )
-    return Space(", ".join(space.name for space in spaces), left) if others else first
-
-
-def _merged(alike: Sequence[Parameter], spaces: Sequence[str]) -> Parameter:
-    first = alike[0]
-
-    def differ(what: str, texts: Sequence[object]) -> BenchmdError:
-        differences = ", ".join(
-            f"{text} in {space}" for text, space in zip(texts, spaces, strict=True)
-        )
-        return BenchmdError(
-            f"one setting for several modalities cannot be searched: {what} {first.name} "
-            f"({differences}). Fix it with --fix {first.name}, or give your own space with --space "
-            "FILE."
-        )
-
-    if len({(p.kind, p.step) for p in alike}) > 1 or any(p.when != first.when for p in alike):
-        raise differ("they differ in the kind, step or condition of", [p.as_dict() for p in alike])
-    if first.kind == "choice":
-        values = tuple(v for v in first.values if all(p.holds(v) for p in alike))
-        merged = replace(first, values=values)
-    else:
-        low = max(p.low for p in alike if p.low is not None)
-        high = min(p.high for p in alike if p.high is not None)
-        merged = replace(first, low=low, high=high)
-        values = (low,) if low <= high and all(p.holds(low) for p in alike) else ()
-    if not values:
-        raise differ("no value is allowed by all of", [p.range for p in alike])
-    if any(p.default != first.default for p in alike):
-        raise differ("the search does not start at the same", [p.default for p in alike])
-    return merged
-
-
-def _narrowed(parameter: Parameter, earlier: Mapping[str, Parameter]) -> Parameter:
-    """The parameter with only the conditions that the remaining values of others can meet."""
-    when = {
-        other: tuple(value for value in allowed if earlier[other].holds(value))
-        for other, allowed in parameter.when.items()
-    }
-    return replace(parameter, when=when)
+    return Space(names, tuple(left.values()))

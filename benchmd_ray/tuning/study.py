@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.seeds import derived_seed
-from benchmd_ray.tuning.families import FAMILY, Family
+from benchmd_ray.tuning.families import Family
 from benchmd_ray.tuning.ladder import (
     RUNGS,
     START,
@@ -27,10 +26,10 @@ from benchmd_ray.tuning.ladder import (
     next_evaluation,
     optimism,
 )
-from benchmd_ray.tuning.method import RANDOM_TRIALS, Method, importance, proposed, proposed_family
+from benchmd_ray.tuning.method import RANDOM_TRIALS, Method, proposed, proposed_family
 from benchmd_ray.tuning.spaces import Space
 from benchmd_ray.tuning.trial_log import Job, TrialLog
-from benchmd_ray.tuning.trials import CURVE, Trial
+from benchmd_ray.tuning.trials import Trial
 
 First = tuple[str, Mapping[str, Any]]
 """A family and values of a trial that is tried early."""
@@ -52,10 +51,13 @@ class Study(TrialLog):
         The start of the first family is that of the search; families are in order of their cost
         otherwise, the cheapest first.
         """
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         super().__init__(path, families, devices)
         self.method = method
         starts = [(family.name, family.space.start) for family in families]
         self._first = (*starts, *first)
+        self._fixed: dict[int, FrozenTrial] = {}
+        """Trials with their distributions, as Optuna needs them."""
 
     def propose(self) -> Job:
         """Create the next trial: the families' starts, the ``first``, then proposals."""
@@ -69,7 +71,7 @@ class Study(TrialLog):
             sampler = "random" if is_random else method.sampler
             seen = () if sampler == "random" else self._seen(name)
             values = proposed(self.families[name].space, sampler, seed, seen)
-        return self._begin(self._frozen_trial(name, values))
+        return self._begin(name, self.families[name].space.filled(values))
 
     def _next_family(self) -> str:
         """The family of the next proposal: in turn at first, then by a model of the scores.
@@ -90,38 +92,28 @@ class Study(TrialLog):
         if number < RANDOM_TRIALS or self.method.sampler == "random" or len(names) == 1:
             return min(names, key=counts.__getitem__)
         seed = derived_seed(self.method.seed, self.begun, 1) % 2**32
-        return proposed_family(names, seed, self._seen())
+        scores = [
+            (trial.family, trial.score if trial.scored else None)
+            for trial in self.trials()
+            if trial.family in names and trial.state not in ("failed", "stopped")
+        ]
+        return proposed_family(names, seed, scores)
 
-    def _frozen_trial(self, name: str, values: Mapping[str, Any]) -> FrozenTrial:
-        """An Optuna trial of a family with these values, and their distributions."""
-        trial = fixed_trial(self.families[name].space, values)
-        choice = CategoricalDistribution([*self.families])
-        return create_trial(
-            state=TrialState.RUNNING,
-            params={FAMILY: name, **trial.params},
-            distributions={FAMILY: choice, **trial.distributions},
-        )
-
-    def _seen(self, family: str = "") -> list[FrozenTrial]:
-        """Trials of a family, or of all, as a sampler sees them: scores change with other trials.
-
-        Those of one family have no parameter for it.
-        """
-        seen = []
-        for trial, summary in zip(self._frozen, self.trials(), strict=True):
-            if summary.state == "failed" or family not in ("", summary.family):
+    def _seen(self, family: str) -> list[FrozenTrial]:
+        """Trials of a family as a sampler sees them: scores change with other trials."""
+        seen, space = [], self.families[family].space
+        for trial in self.trials():
+            if trial.family != family or trial.ended == "failed":
                 continue
             progress: dict[str, Any] = {"state": TrialState.RUNNING}
-            if summary.evaluations:
-                progress = {"state": TrialState.COMPLETE, "value": summary.score}
-            elif summary.state == "stopped" and summary.curve:
-                finite = {step: score for step, score in summary.curve if math.isfinite(score)}
-                progress = {"state": TrialState.PRUNED, "intermediate_values": finite}
-            left_out = () if not family else (FAMILY,)
-            params, distributions = (
-                {name: value for name, value in values.items() if name not in left_out}
-                for values in (trial.params, trial.distributions)
-            )
+            if trial.scored:
+                progress = {"state": TrialState.COMPLETE, "value": trial.score}
+            elif trial.ended and trial.curve:
+                progress = {"state": TrialState.PRUNED, "intermediate_values": dict(trial.curve)}
+            if trial.number not in self._fixed:
+                self._fixed[trial.number] = fixed_trial(space, trial.values)
+            fixed = self._fixed[trial.number]
+            params, distributions = fixed.params, fixed.distributions
             seen.append(create_trial(params=params, distributions=distributions, **progress))
         return seen
 
@@ -138,7 +130,7 @@ class Study(TrialLog):
     @property
     def hopeless(self) -> bool:
         """Whether the start failed, so that nothing can be compared with it."""
-        return bool(self._frozen) and self._frozen[START].state is TrialState.FAIL
+        return self.begun > START and self.trials()[START].ended == "failed"
 
     def best(self) -> Trial | None:
         """The choice so far; None while the start has no score."""
@@ -164,28 +156,19 @@ class Study(TrialLog):
         It is compared with trials of its family. The start, with which all others are compared, is
         never stopped.
         """
-        with self._together():
-            self.worked(number, 0, seconds)
-            trial = self._frozen[number]
-            curve = list(trial.user_attrs.get(CURVE, []))
-            if any(point[0] == step for point in curve):  # from a process that was lost
-                return any(len(point) > 2 for point in curve)
-            alike = (t for t in self._frozen if t.params[FAMILY] == trial.params[FAMILY])
-            curves = [other.user_attrs.get(CURVE, []) for other in alike]
-            scores = [value for points in curves for at, value, *_ in points if at == step]
-            stop = number != START and falls_behind(score, [*scores, score])
-            # In one line, as a process may be killed after any line.
-            point = [step, score, "stop"] if stop else [step, score]
-            self._handle(number).set_user_attr(CURVE, [*curve, point])
-            return stop
-
-    def importance(self) -> tuple[dict[str, dict[str, float]], str]:
-        """By family, the share of each setting in the variance of the score; or why not."""
-        shares, reasons = {}, []
-        for name in self.families:
-            shares[name], reason = importance(self._seen(name))
-            reasons += [f"{name}: {reason}"] if reason else []
-        return shares, "; ".join(reasons)
+        trials = self.trials()
+        trial = trials[number]
+        work = self._more_work(trial, 0, seconds)
+        if not math.isfinite(score) or any(at == step for at, _ in trial.curve):
+            if work:  # a lost process has reported it before
+                self._note(number, **work)
+            return trial.is_behind
+        alike = (other for other in trials if other.family == trial.family)
+        scores = [value for other in alike for at, value in other.curve if at == step]
+        stop = number != START and falls_behind(score, [*scores, score])
+        curve = tuple(sorted((*trial.curve, (step, score))))
+        self._note(number, curve=curve, is_behind=trial.is_behind or stop, **work)
+        return stop
 
 
 def fixed_trial(space: Space, values: Mapping[str, Any]) -> FrozenTrial:

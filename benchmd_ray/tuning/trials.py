@@ -1,95 +1,121 @@
-"""Trials read from the journal of a search."""
+"""Trials of a search, as they are in its journal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Literal
 
-from optuna.trial import FrozenTrial, TrialState
+from pydantic import Field
 
 from benchmd_ray.errors import shown
-from benchmd_ray.tuning.families import FAMILY, Family, family_named
-from benchmd_ray.tuning.ladder import paired_differences, paired_mean, standard_error
-from benchmd_ray.tuning.parameters import LARGEST, MOST_TRIALS
+from benchmd_ray.schema.typed import Count
+from benchmd_ray.tuning.families import Family
+from benchmd_ray.tuning.ladder import START, paired_differences, paired_mean, standard_error
+from benchmd_ray.tuning.parameters import LARGEST, MOST_TRIALS, Value
 
 State = Literal["complete", "stopped", "failed", "unfinished"]
-
-GRANTED, EVALUATIONS, CURVE = "granted", "evaluations", "curve"
-SECONDS, HOURS, REASON, CRASHES = "seconds", "device_hours", "reason", "crashes"
 MOST_EVALUATIONS = 1000
-STARTED, FINISHED = "started", "finished"
-"""Names of attributes of a trial."""
+Evaluation = Annotated[int, Field(ge=0, lt=MOST_EVALUATIONS)]
+Score = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
+Amount = Annotated[float, Field(ge=0, lt=LARGEST)]
+Scores = dict[Evaluation, Annotated[dict[str, Score], Field(min_length=1)]]
+"""Scores by modality of each evaluation, in order: AUROC, or DSC for masks."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The state and the scores of a trial."""
+    """The state and the scores of a trial; all its fields but ``baseline`` are in the journal."""
 
     number: int
-    state: State
-    """complete: it has all evaluations that it earned; stopped: within its first evaluation."""
     family: str
-    values: Mapping[str, Any]
+    values: dict[str, Value]
     """Values of the settings that its family searches, active ones only."""
-    score: float
-    """Score over all modalities: the mean of its evaluations so far, made comparable with other
-    trials (`ladder.paired_mean`); AUROC, or DSC for masks. NaN without an evaluation.
-    """
-    error: float
-    """Standard error of its mean difference to the start (for the start: of its mean); NaN with
-    fewer than two evaluations, or two shared with the start.
-    """
-    scores: Mapping[str, float]
-    """Scores by modality, likewise."""
-    evaluations: Mapping[int, float]
-    """Score over all modalities by number of the evaluation, in order."""
-    curve: tuple[tuple[int, float], ...]
+    started: str = ""
+    finished: str = ""
+    granted: Annotated[tuple[Evaluation, ...], Field(max_length=MOST_EVALUATIONS)] = (0,)
+    """Evaluations that it has, or has earned."""
+    scored: Scores = field(default_factory=dict)
+    curve: tuple[tuple[Count, Score], ...] = ()
     """Best score so far by step of the first evaluation."""
-    seconds: float
-    device_hours: float
-    """Hours times its number of GPUs, or of CPUs if it had none."""
-    reason: str
+    is_behind: bool = False
+    """Whether it is to stop within its first evaluation."""
+    ended: Literal["", "stopped", "failed"] = ""
+    """How it ended before it had all evaluations."""
+    reason: str = ""
     """Why it failed."""
-    started: str
-    finished: str
+    worked: dict[Evaluation, Amount] = field(default_factory=dict)
+    """Seconds of work on each evaluation."""
+    device_hours: Amount = 0.0
+    """Hours times its number of GPUs, or of CPUs if it had none."""
+    crashes: Annotated[int, Field(ge=0, le=MOST_TRIALS)] = 0
+    """How often its process was lost."""
+    baseline: Scores = field(default_factory=dict)
+    """Scores of the start, with which its own are paired."""
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Evaluations that were granted and are not done; none of a trial that has ended."""
+        return () if self.ended else tuple(e for e in self.granted if e not in self.scored)
+
+    @property
+    def state(self) -> State:
+        """complete: it has all evaluations that it earned; stopped: within its first evaluation."""
+        return self.ended or ("unfinished" if self.missing else "complete")
 
     @property
     def is_sound(self) -> bool:
         """Whether it can be compared with other trials."""
-        return self.state in ("complete", "unfinished") and bool(self.evaluations)
+        return not self.ended and bool(self.scored)
+
+    @property
+    def seconds(self) -> float:
+        return math.fsum(self.worked.values())
+
+    @cached_property
+    def evaluations(self) -> Mapping[int, float]:
+        """Score over all modalities by number of the evaluation, in order."""
+        return _means(self.scored)
+
+    @cached_property
+    def scores(self) -> Mapping[str, float]:
+        """Scores by modality over its evaluations so far.
+
+        They are made comparable with other trials, see `ladder.paired_mean`.
+        """
+
+        def of_modality(scores: Scores, name: str) -> dict[int, float]:
+            return {evaluation: by_name[name] for evaluation, by_name in scores.items()}
+
+        names = sorted(next(iter(self.scored.values()), ()))
+        return {
+            name: paired_mean(of_modality(self.scored, name), of_modality(self.baseline, name))
+            for name in names
+        }
+
+    @property
+    def score(self) -> float:
+        """Score over all modalities, likewise; NaN without an evaluation."""
+        return math.fsum(self.scores.values()) / len(self.scores) if self.scores else math.nan
+
+    @cached_property
+    def error(self) -> float:
+        """Standard error of its mean difference to the start (for the start: of its mean).
+
+        NaN with fewer than two evaluations, or two shared with the start.
+        """
+        if self.number == START:
+            return standard_error([*self.evaluations.values()])
+        return standard_error(paired_differences(self.evaluations, _means(self.baseline)))
 
 
-def trial_of(trial: FrozenTrial, start: FrozenTrial) -> Trial:
-    """A trial of the journal, with scores relative to those of the start, its first trial."""
-    notes, done, baseline = trial.user_attrs, evaluations_of(trial), evaluations_of(start)
-    names = sorted(next(iter(done.values()))) if done else []
-
-    def of_modality(evaluations: Mapping[int, Mapping[str, float]], name: str) -> dict[int, float]:
-        return {number: scores[name] for number, scores in evaluations.items()}
-
-    scores = {
-        name: paired_mean(of_modality(done, name), of_modality(baseline, name)) for name in names
+def _means(scores: Scores) -> dict[int, float]:
+    return {
+        evaluation: math.fsum(by_name.values()) / len(by_name)
+        for evaluation, by_name in scores.items()
     }
-    means, base = _means(done), _means(baseline)
-    differences = [*means.values()] if trial is start else paired_differences(means, base)
-    return Trial(
-        number=trial.number,
-        state=_state(trial),
-        family=str(trial.params[FAMILY]),
-        values={name: value for name, value in trial.params.items() if name != FAMILY},
-        score=math.fsum(scores.values()) / len(scores) if scores else math.nan,
-        error=standard_error(differences),
-        scores=scores,
-        evaluations=means,
-        curve=tuple((int(step), float(score)) for step, score, *_ in sorted(notes.get(CURVE, []))),
-        seconds=math.fsum(notes.get(SECONDS, {}).values()),
-        device_hours=float(notes.get(HOURS, 0.0)),
-        reason=str(notes.get(REASON, "")),
-        started=str(notes.get(STARTED, "")),
-        finished=str(notes.get(FINISHED, "")),
-    )
 
 
 def best_of_families(trials: Sequence[Trial]) -> list[Trial]:
@@ -106,67 +132,19 @@ def _rank(trial: Trial) -> tuple[int, float]:
     return len(trial.evaluations), trial.score
 
 
-def journal_fault(trial: FrozenTrial, families: Mapping[str, Family]) -> str:
-    """What is invalid in a trial of the journal; empty if nothing.
+def trials_fault(trials: Sequence[Trial], families: Mapping[str, Family]) -> str:
+    """What is invalid in the trials of a journal; empty if nothing.
 
-    The journal must not name networks or settings outside the families' spaces.
+    They must not name networks or settings outside the families' spaces.
     """
-    family = family_named(trial.params.get(FAMILY), families)
-    if family is None:
-        return f"the family {shown(trial.params.get(FAMILY))}, not of the search"
-    parameters = {parameter.name: parameter for parameter in family.space.parameters}
-    for name, value in trial.params.items():
-        if name != FAMILY and (name not in parameters or not parameters[name].holds(value)):
-            return f"{name} {shown(value)}, not of the space"
-    attributes = trial.user_attrs
-    if max(len(attributes.get(name, ())) for name in (EVALUATIONS, GRANTED)) > MOST_EVALUATIONS:
-        return f"more than {MOST_EVALUATIONS:,} evaluations"
-    done = [*attributes.get(EVALUATIONS, []), *((e, {"": 0.0}) for e in attributes[GRANTED])]
-    for number, scores in done:
-        if (
-            not _counts(number, MOST_EVALUATIONS - 1)
-            or not scores
-            or not all(abs(score) < LARGEST for score in scores.values())
-        ):
-            return f"an evaluation {shown(number)} with the scores {shown(scores)}"
-    for seconds in (*attributes.get(SECONDS, {}).values(), attributes.get(HOURS, 0.0)):
-        if not 0 <= seconds < LARGEST:
-            return f"{SECONDS} or {HOURS} {shown(seconds)}"
-    if not _counts(attributes.get(CRASHES, 0), MOST_TRIALS):
-        return f"{CRASHES} {shown(attributes[CRASHES])}"
-    for step, score, *_ in attributes.get(CURVE, []):
-        if not _counts(step, LARGEST) or not (math.isnan(score) or abs(score) < LARGEST):
-            return f"a curve with {shown([step, score])}"
+    for trial in trials:
+        family = families.get(trial.family)
+        if family is None:
+            return f"trial {trial.number} has the family {shown(trial.family)}, not of the search"
+        parameters = {parameter.name: parameter for parameter in family.space.parameters}
+        for name, value in trial.values.items():
+            if name not in parameters or not parameters[name].holds(value):
+                return f"trial {trial.number} has {name} {shown(value)}, not of the space"
+    if len({frozenset(scores) for trial in trials for scores in trial.scored.values()}) > 1:
+        return "its evaluations are of different modalities"
     return ""
-
-
-def _counts(value: object, most: int) -> bool:
-    return isinstance(value, int) and 0 <= value <= most
-
-
-def _state(trial: FrozenTrial) -> State:
-    if trial.state is TrialState.FAIL:
-        return "failed"
-    if trial.state is TrialState.PRUNED:
-        return "stopped"
-    return "unfinished" if missing(trial) else "complete"
-
-
-def missing(trial: FrozenTrial) -> tuple[int, ...]:
-    """Evaluations that were granted and are not done; none of a trial that failed or stopped."""
-    if trial.state.is_finished():
-        return ()
-    done = evaluations_of(trial)
-    return tuple(number for number in trial.user_attrs[GRANTED] if number not in done)
-
-
-def evaluations_of(trial: FrozenTrial) -> dict[int, dict[str, float]]:
-    """Scores by modality of each evaluation that ended, in order of evaluations."""
-    return {int(number): scores for number, scores in sorted(trial.user_attrs.get(EVALUATIONS, []))}
-
-
-def _means(evaluations: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
-    """Score of each evaluation over all modalities."""
-    return {
-        number: math.fsum(scores.values()) / len(scores) for number, scores in evaluations.items()
-    }

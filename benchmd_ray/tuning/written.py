@@ -20,7 +20,7 @@ from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.tuning.families import FAMILY
 from benchmd_ray.tuning.ladder import START
 from benchmd_ray.tuning.parameters import applied, nested
-from benchmd_ray.tuning.records import SCORE_OF, STATES, trials_schema
+from benchmd_ray.tuning.records import SCORE_OF, trials_schema
 from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trials import Trial
@@ -88,7 +88,6 @@ def write_result(
     if best is None:
         return None
     trials = study.trials()
-    shares, reason = study.importance()
     arms = work.families[best.family].arms
     content = {
         "best": best.number,
@@ -96,11 +95,7 @@ def write_result(
         "first_value": trials[START].score,
         "optimism": study.optimism(),
         "folds": [*folds(best)],
-        "counts": {state: sum(t.state == state for t in trials) for state in STATES},
         **spent,
-        "device_hours": sum(trial.device_hours for trial in trials),
-        "importance": shares,
-        "importance_reason": reason,
         "settings": [as_dict(applied(arm.settings, best.values)) for arm in arms],
     }
     write_hashed_json(folder / RESULT, content, of=folder)

@@ -30,7 +30,7 @@ from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.families import Tuning
 from benchmd_ray.service.searches import planned_searches
 from benchmd_ray.service.simulate import Resources
-from benchmd_ray.service.tune import InnerCatalogs
+from benchmd_ray.service.tune import inner_catalogs
 from benchmd_ray.service.tune_dry_run import estimate_searches
 from benchmd_ray.settings.definition import load_settings
 from benchmd_ray.storage.location import Address, entries, location
@@ -307,7 +307,7 @@ def test_the_trials_of_a_search_see_no_patient_scored_later(tmp_path, setting):
     target = films(tmp_path / "pa", "nih-cxr-pa", "released", validation=["p0", "r1"])
     choice = Choice((source.path, target.path), seeds=(5,))
     (plan,) = planned_searches(Tuning(choice, ("scratch",), (setting,)), gpu=False)
-    catalogs = InnerCatalogs(plan, tmp_path / "store", lambda: None)(0)
+    catalogs = inner_catalogs(plan, tmp_path / "store", lambda: None)(0)
     run = load_settings(assignments=["transfer.labels=small", "seed=5"])
     small = {f"train-{row}" for row in transfer_data(run, source).rows}
     free = {f"train-{n}" for n, p in enumerate(TRAINED) if p not in {"p0", *SCORED}}

@@ -96,9 +96,9 @@ def reference(search, tmp_path_factory):
 def found(store):
     """Trials but their times, and the result but its costs, of the only search."""
     (record,) = read_searches([store]).found
-    assert record.result is not None
-    names = ("best", "value", "first_value", "optimism", "folds", "counts", "settings")
-    return record.trials.drop(columns=TIMES), {name: record.result[name] for name in names}
+    assert record.is_finished
+    names = ("best", "value", "first_value", "optimism", "folds", "counts", "chosen_settings")
+    return record.trials.drop(columns=TIMES), {name: getattr(record, name) for name in names}
 
 
 def require_same(store, reference):

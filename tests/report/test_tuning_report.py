@@ -550,7 +550,7 @@ def test_settings_are_drawn_of_the_chosen_family(tmp_path):
     for topic in ("slice", "curves", "parallel"):
         assert "Search of random kernels, linear (" in drawn[f"{topic}-{NAME}"].title
     (axes,) = drawn[f"slice-{NAME}"].figure.axes
-    assert axes.get_title(loc="left") == "kernels, importance 0.50"
+    assert axes.get_title(loc="left") == "kernels"
     members = [row for row in ladder["rows"] if row["family"] == "random-kernels linear"]
     values = [row["value"] for row in members if row["evaluations"]]
     assert axes.collections[0].get_offsets()[:, 1].tolist() == values
@@ -591,14 +591,6 @@ def test_a_setting_that_had_no_part_in_a_trial_has_no_point_there(tmp_path):
     lines = [one for one in drawn[f"parallel-{NAME}"].figure.axes[0].lines if len(one.get_xdata())]
     broken = [one for one in lines if np.isnan(np.asarray(one.get_ydata(), float)).sum() == 3]
     assert len(broken) == 3
-
-
-def test_a_small_search_says_why_the_importance_of_settings_is_unknown(tmp_path):
-    empty = {"importance": {}, "importance_reason": "fewer than 4 complete trials"}
-    drawn, _ = figures_of(tmp_path, rows=make_trials(3), result=empty)
-    slices = drawn[f"slice-{NAME}"]
-    assert slices.caption.endswith("It is unknown: fewer than 4 complete trials.")
-    assert "importance" not in " ".join(text.get_text() for text in texts(slices.figure))
 
 
 def test_a_search_without_a_complete_trial_is_read_and_has_reasons_for_no_figures(tmp_path):
@@ -672,7 +664,6 @@ def test_a_search_is_read_as_it_was_written(tmp_path):
     assert record.trials["curve"].tolist() == expected
     assert record.start("ecg", "ptb-xl", "clean") == start
     assert record.start("cxr", "mimic-cxr", "clean") is None
-    assert list(record.importance["mae linear"]) == list(SPACE)
     assert list(record.trials.columns)[: len(COLUMNS)] == list(COLUMNS)
 
 

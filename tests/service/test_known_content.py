@@ -140,17 +140,13 @@ def test_what_was_learned_on_the_same_records_is_not_tried(tmp_path, make):
     assert lenders(other, portfolio=second) == {("another", "hospital")}
 
 
-def test_gains_on_the_same_records_do_not_order_what_is_tried(tmp_path, make):
+def test_settings_learned_on_the_same_records_are_not_tried(tmp_path, make):
     searched(tmp_path / "a", planned(tmp_path, make("hospital", 1)))
     learned = learned_in([tmp_path / "a"])
-    (candidate, *_) = learned.candidates
-    candidates = tuple(
-        replace(
-            candidate, dataset="far", values={LR: rate}, gains={"hospital": of_own, "far": gain}
-        )
-        for rate, of_own, gain in ((1e-2, 0.9, 0.01), (1e-3, -0.9, 0.02))
-    )
-    portfolio = replace(learned, candidates=candidates, sketches={**learned.sketches, "far": HASH})
+    candidate = replace(learned.candidates[0], values={LR: 1e-2}, gain=0.9)
+    far = replace(candidate, dataset="far", values={LR: 1e-3}, gain=0.02)
+    sketches = {**learned.sketches, "far": HASH}
+    portfolio = replace(learned, candidates=(candidate, far), sketches=sketches)
     rates = {
         seed: [s.values[LR] for s in planned(tmp_path, catalog, portfolio=portfolio).portfolio]
         for seed, catalog in ((1, make("own", 1)), (3, make("own", 3)))

@@ -334,7 +334,7 @@ def inner(planned, monkeypatch, tmp_path):
             return source
 
         monkeypatch.setattr(tune, "inner_catalog", inner_catalog)
-        catalogs = tune.InnerCatalogs(search, tmp_path / "runs", lambda: None)
+        catalogs = tune.inner_catalogs(search, tmp_path / "runs", lambda: None)
         for evaluation in (0, 6, 0):
             catalogs(evaluation)
         return search, calls
@@ -371,7 +371,7 @@ def test_inner_catalogs_wait_for_a_store_that_is_away(planned, monkeypatch, tmp_
 
     monkeypatch.setattr(tune, "inner_catalog", inner_catalog)
     monkeypatch.setattr(tune, "barred_patients", lambda *_: frozenset())
-    catalogs = tune.InnerCatalogs(planned(), tmp_path, lambda: None)
+    catalogs = tune.inner_catalogs(planned(), tmp_path, lambda: None)
     (catalog,) = catalogs(3)
     assert (catalog.dataset, len(calls)) == ("ptb-xl", 2)
 

@@ -234,7 +234,7 @@ def test_the_best_settings_are_a_file_for_run(commanded, ecg_catalogs):
     store, _ = commanded
     (folder,) = (store / "searches").iterdir()
     record = read_search(folder)
-    source, settings = ecg_catalogs["ptb-xl"], record.result["settings"][0]
+    source, settings = ecg_catalogs["ptb-xl"], record.chosen_settings[0]
     base = default_settings(source.card.modality)
     best = load_settings(folder / "best.yaml", base=base)
     assert best.tuned == folder.name
@@ -474,13 +474,13 @@ def test_a_search_on_s3_is_resumed_from_another_machine_and_extended(tuning, on_
     whole = searched(made, tmp_path / "whole")
     pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
     assert found.lines[-1] == f"    written: {s3}/study/searches/{found.folder.name}"
-    result = read_search(found.folder).result
-    assert result["best"] == read_search(whole.folder).result["best"]
+    result = (found.folder / "result.json").read_bytes()
+    assert read_search(found.folder).best == read_search(whole.folder).best
     # A machine that has searched nothing.
     reader = on_s3("third")
     state_of([reader])
     record = read_search(reader / "searches" / found.folder.name)
-    assert record.result == result
+    assert (record.folder / "result.json").read_bytes() == result
     assert record.trials.equals(read_search(found.folder).trials)
     kept = {key.split("/")[2] for key in open_bucket(f"{s3}/study").objects("searches/")}
     assert kept >= {"journal", "models", "trials.parquet", "result.json", "best.yaml"}

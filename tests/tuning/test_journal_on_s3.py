@@ -2,7 +2,6 @@
 
 import threading
 
-import optuna
 import pytest
 from waiting import until
 
@@ -74,7 +73,7 @@ def test_a_search_on_s3_knows_what_one_in_a_folder_knows(journal, tmp_path, monk
     assert known(again) == known(here)
 
 
-def test_what_is_noted_together_is_one_request(journal, monkeypatch):
+def test_each_event_is_one_request(journal, monkeypatch):
     study, puts, usual = opened(journal), [], Bucket.write
 
     def counted(self, key, data, **condition):
@@ -156,8 +155,7 @@ def test_a_server_that_stays_away_is_an_error(journal, s3_server, monkeypatch):
     assert known(opened(journal)) == []
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_what_a_signal_kept_from_being_written_is_not_known(journal, monkeypatch, together):
+def test_what_a_signal_kept_from_being_written_is_not_known(journal, monkeypatch):
     study = opened(journal)
     work(study, 2)
     before = known(study)
@@ -166,13 +164,10 @@ def test_what_a_signal_kept_from_being_written_is_not_known(journal, monkeypatch
         raise Stopped
 
     with monkeypatch.context() as patch:
-        if together:  # amid what is written together
-            patch.setattr(optuna.Trial, "report", interrupted)
-            patch.setattr(optuna.Trial, "set_user_attr", interrupted)
-        else:
-            patch.setattr(segments.JournalSegments, "append", interrupted)
+        patch.setattr(segments.JournalSegments, "append", interrupted)
         with pytest.raises(Stopped):
-            study.evaluated(0, 1, {"ecg": 0.9}, 9.0) if together else study.propose()
+            study.propose()
+    assert known(study) == before
     for asked in (study.propose, lambda: study.ended(0, 0, seconds=9.0)):
         with pytest.raises(Transient, match="was interrupted: run the same command again"):
             asked()

@@ -168,7 +168,7 @@ def test_two_evaluations_of_one_trial_run_at_once(limits, study, judge, begin, e
 def test_jobs_of_an_interrupted_session_come_first_and_the_budget_ends_it(limits, study, begin):
     for _ in range(2):
         study.propose()
-    limits.waiting, limits.room = study.unfinished(), lambda wanted: 3
+    limits.room = lambda wanted: 3
     assert [begin().config["number"] for _ in range(3)] == [0, 1, 2]
     assert begin() is None  # what is running may earn more
     for number in range(3):

@@ -204,17 +204,14 @@ def test_the_result_is_read_back(make):
     assert record.best == 1  # the first among equals
     assert (record.value, record.first_value) == (0.75, 0.625)
     assert math.isnan(record.optimism)  # of one evaluation each
-    assert record.result["counts"] == record.counts
     assert record.counts == {"complete": 3, "stopped": 1, "failed": 1, "unfinished": 2}
     assert record.folds == (0, 1, 2, 3, 4)
     assert record.seconds == 123.4567
-    assert record.result["shared_seconds"] == 7.0
+    assert record.shared_seconds == 7.0
     worked = SECONDS * (1 + 1 / 2 + 1 / 4 + 1 / 8) + 3.0 + 3.0  # the last two as reported
     assert record.device_hours == pytest.approx(worked / 3600 * DEVICES)
-    assert record.importance == {MAE: {}}
-    assert record.importance_reason == (f"{MAE}: 3 trials with a score are too few, expected 10")
     best = applied(start_of(work), study.trials()[1].values)
-    assert [updated(Settings(), settings) for settings in record.result["settings"]] == [best]
+    assert [updated(Settings(), settings) for settings in record.chosen_settings] == [best]
     assert record.start("ecg", "source of ecg", "clean") == start_of(work)
 
 
@@ -226,12 +223,12 @@ def test_there_is_no_result_while_the_start_has_no_score(make):
     study.reported(0, 1, 0.5, 1.0)
     study.evaluated(1, 0, {"ecg": 0.5}, 1.0)
     record = written(folder, study, work)
-    assert record.result is None
+    assert not record.is_finished
     assert not (folder / RESULT).exists()
     assert not (folder / BEST).exists()
     study.ended(0, 0, seconds=1.0, reason="it failed")
     record = written(folder, study, work)
-    assert record.result is None
+    assert not record.is_finished
     assert record.counts["failed"] == 1
     assert study.hopeless
     assert (folder / TRIALS).exists()
@@ -375,7 +372,7 @@ def test_files_are_replaced_whole(make):
 def test_five_to_ten_models_of_the_choice_are_averaged(make, evaluations, models):
     _, study, _ = make()
     study.propose()
-    trial = replace(study.trials()[0], evaluations=dict.fromkeys(range(evaluations), 0.5))
+    trial = replace(study.trials()[0], scored={e: {"ecg": 0.5} for e in range(evaluations)})
     assert folds(trial) == range(models)
 
 

@@ -269,13 +269,13 @@ def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str
         )
     for record in searched:
         datasets = {str(source["source"]).partition("-")[0] for source in record.sources}
-        if record.result is None or not datasets & set(frame["dataset"]):
+        if not record.is_finished or not datasets & set(frame["dataset"]):
             continue
         device = "CPU" if record.device == "cpu" else "GPU"
         lines.append(
             f"{record.name} read only training and validation, "
             f"{_span(record.trials['started'], record.trials['finished'])}: {len(record.trials)} "
-            f"trials, {record.result['device_hours']:.3g} {device} hours."
+            f"trials, {record.device_hours:.3g} {device} hours."
         )
     return lines
 

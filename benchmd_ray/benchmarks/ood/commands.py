@@ -160,7 +160,7 @@ def ood_build(
     help="Number of trials; the first has the papers' hyperparameters.",
 )
 def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: int) -> None:
-    """Search the hyperparameters of detectors for the network of RUN with Ray Tune.
+    """Search the hyperparameters of detectors for the network of RUN.
 
     They are chosen on calibration records: for each set, on the other sets of its use-case. They
     are then compared with the papers' values on records that no trial has seen; a report has both.

@@ -1,4 +1,4 @@
-"""A search of detectors' hyperparameters by Ray Tune, on records that calibrate.
+"""A search of detectors' hyperparameters in tasks of Ray, on records that calibrate.
 
 A trial has values for all detectors, drawn without looking at results, the defaults first. For each
 set those values are taken that are best on average on the other sets of its use-case; fixed and
@@ -113,10 +113,11 @@ def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
 
 
 def run_trials(arrays: CalibrationData, names: Sequence[str], trials: int) -> list[DetectorTrial]:
-    """Trials by Ray Tune: the defaults, and then values drawn at random.
+    """Trials: the defaults, and then values drawn at random.
 
     Raises:
-        BenchmdError: This is a Ray task, in which trials have no room, or all of them failed.
+        BenchmdError: This is a Ray task, in which trials have no room, or the trial of the defaults
+            failed.
     """
     searchable = space()
     parameters = [parameter for name in names for parameter in searchable[name]]
