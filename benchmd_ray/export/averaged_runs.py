@@ -30,7 +30,7 @@ TRAINED = (
 )
 """Fields of ``run.json`` that ``config.json`` includes, if present."""
 ALIKE = ("technique", "setting", "source", "policy", "modality", "modality_card")
-DETERMINANTS = ("catalog", "precision", "network_source", "parts")
+DETERMINANTS = ("precision", "network_source", "parts")
 SETTINGS = ("encoder", "pretrain", "transfer")
 
 
@@ -133,6 +133,8 @@ def _has_choice(run: Run, pretraining: Run | None, record: SearchRecord) -> bool
 def require_averageable(runs: Sequence[Run]) -> None:
     """Refuse runs that differ in more than seed, fold and statistics; a single run is fine.
 
+    Of a cross-validation there is to be one of each fold: only then scores are of the average.
+
     Raises:
         BenchmdError: There are too many, one is named twice, one is a pretraining, or they differ.
     """
@@ -144,18 +146,13 @@ def require_averageable(runs: Sequence[Run]) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise BenchmdError(f"{twice} is named twice: name each run once.")
+    _require_all_folds(runs)
     stated = [_stated(run) for run in runs]
     for name, run, values in zip(names, runs, stated, strict=True):
         if run.description["kind"] != "transfer":
             raise BenchmdError(
                 f"{name} is a pretraining: only classifiers are averaged. Name one pretraining, or "
                 "transfers."
-            )
-        if "held_out_fold" in run.description and values["catalog"] != stated[0]["catalog"]:
-            raise BenchmdError(
-                f"{name} and {names[0]} are models of different folds of a cross-validation: no "
-                "record of their dataset is left to score the average. Name one, or runs on a "
-                "catalog with fixed splits."
             )
         if differing := [what for what, value in values.items() if value != stated[0][what]]:
             raise BenchmdError(
@@ -164,12 +161,32 @@ def require_averageable(runs: Sequence[Run]) -> None:
             )
 
 
+def _require_all_folds(runs: Sequence[Run]) -> None:
+    """Of models of a cross-validation, refuse all but those of one fold, or one of each fold."""
+    every = [run.description for run in runs]
+    stated = [about["held_out_fold"] for about in every if "held_out_fold" in about]
+    numbers = sorted(fold["number"] for fold in stated)
+    if len(set(numbers)) < 2:
+        return
+    folds = range(stated[0]["folds"])
+    if numbers != list(folds):
+        lacking = sorted(set(folds) - set(numbers))
+        which = f"fold {lacking[0]} has none" if lacking else "a fold has several"
+        raise BenchmdError(
+            "models of a cross-validation are averaged if there is one of each fold, so that the "
+            f"average is scored by the cross-validation: here, {which}. Name one run of each of "
+            f"the {len(folds)} folds."
+        )
+
+
 def _stated(run: Run) -> dict[str, Any]:
     about = run.description
+    of_whole = about.get("held_out_fold", about["determinants"])
     return {
         **{name: about[name] for name in ALIKE},
         **{f"settings ({name})": getattr(run.settings, name) for name in SETTINGS},
         **{name: about["determinants"].get(name) for name in DETERMINANTS},
+        "catalog": of_whole.get("catalog"),
     }
 
 
@@ -196,6 +213,12 @@ def _without(values: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, 
     return {name: value for name, value in values.items() if name not in common}
 
 
+def is_cross_validated(runs: Sequence[Run]) -> bool:
+    """Whether they are the models of all folds of a cross-validation."""
+    folds = {run.description.get("held_out_fold", {}).get("number") for run in runs}
+    return len(folds) > 1
+
+
 def average_sentence(runs: Sequence[Run]) -> list[str]:
     """The sentence of the card that says what is averaged; none for one run."""
     if len(runs) == 1:
@@ -203,6 +226,8 @@ def average_sentence(runs: Sequence[Run]) -> list[str]:
     folds = [run.description["fold"]["evaluation"] for run in runs if "fold" in run.description]
     without = "each trained without one fold of the training records"
     trained = f", {without} ({_listed('evaluation', folds)})" if len(folds) == len(runs) else ""
+    if is_cross_validated(runs):
+        trained = ", each trained without the patients of one fold of the dataset"
     seeds = _listed("seed", [run.description["seed"] for run in runs])
     models = f"It is the average of the probabilities of {len(runs)} models of the same settings"
     return [f"{models}{trained}, with the {seeds}."]

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.export.averaged_runs import is_cross_validated
 from benchmd_ray.report.columns import cautions, column_of, interval_of, metric_title, sizes
 from benchmd_ray.report.contamination import contamination, is_marked, marked, published_of
 from benchmd_ray.report.ensembles import averaged
@@ -17,6 +18,7 @@ from benchmd_ray.report.formats import markdown
 from benchmd_ray.report.frames import dataset_text, frame, place
 from benchmd_ray.report.names import names_of
 from benchmd_ray.report.notes import notes, synthetic
+from benchmd_ray.report.over_folds import joined
 from benchmd_ray.report.protocols import (
     START,
     TUNED,
@@ -235,7 +237,8 @@ def scored_by_all(runs: Sequence[Run]) -> list[list[Scored]]:
 def scores_of(runs: Sequence[Run]) -> pd.DataFrame:
     """Score rows (`frames.FRAMES`) over all classes for a run, or for the average of several."""
     row = names_of(runs[:1]).of_runs[runs[0].folder]
-    results = [items[0] if len(items) == 1 else averaged(items) for items in scored_by_all(runs)]
+    join = joined if is_cross_validated(runs) else averaged
+    results = [items[0] if len(items) == 1 else join(items) for items in scored_by_all(runs)]
     ordered = sorted(results, key=lambda item: place(key_of(item, row)))
     scored = measured(ordered, tuple(METRICS), RESAMPLES)
     return frame("rows", (score_row for item in scored for score_row in score_rows(item, row)))
@@ -289,7 +292,7 @@ def score_sections(runs: Sequence[Run], rows: pd.DataFrame | None = None) -> str
     return "\n\n".join(
         [
             synthetic(rows),
-            f"{AVERAGED * (len(runs) > 1)}Over all classes:",
+            f"{AVERAGED * (len(runs) > 1 and not is_cross_validated(runs))}Over all classes:",
             _markdown((*overall, *sizes(whole), *cautions(whole))),
             "Each class against the rest:",
             _markdown((*single, *cautions(by_class))),

@@ -112,8 +112,8 @@ def _searched(rows: pd.DataFrame) -> list[str]:
     ended = rows.dropna(subset="chosen")
     if kept := int((ended["chosen"] == 0).sum()):
         lines.append(
-            f"No trial beat the start in {kept} of {_searches(len(ended))}; it is kept and there "
-            "are no tuned results."
+            f"No trial beat the start in {kept} of {_searches(len(ended))}, which "
+            f"{'keeps' if kept == 1 else 'keep'} it."
         )
     return lines
 

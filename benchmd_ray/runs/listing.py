@@ -60,6 +60,8 @@ class Listed:
         metric = self.run.modality.task.selected_by.upper() if scored else ""
         text += f"{metric:<5} {self.score:.3f}  " if scored else " " * len("AUROC 0.000  ")
         which = f"seed {self.run.settings.seed}" if self.fold is None else f"fold {self.fold}"
+        if held_out := self.run.description.get("held_out_fold"):
+            which += f", fold {held_out['number']} of the dataset held out"
         return "  ".join(filter(None, (text + self.run.folder.name, which, self.reason)))
 
     @property

@@ -49,6 +49,10 @@ def search_and_train(
     dashboard = dashboard or Dashboard()
     with tuning_cluster(tuning, address, cpus) as is_embedded:
         plans = planned_searches(tuning, gpu=cluster_capacity(cpus).gpus > 0)
+        if len(plans) > 1:
+            folds = {source.fold for plan in plans for source in plan.sources} - {None}
+            each = ", one for each held-out fold" if len(folds) == len(plans) else ""
+            say(f"{len(plans)} searches, one after the other{each}; the budget is of each")
         observer = None if dashboard.mode == "off" else TrackedSearch(store, dashboard, say)
         searched = run_searches(
             tuning, plans, store, say=say, cpus=cpus, own=is_embedded, observer=observer

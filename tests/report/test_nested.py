@@ -25,7 +25,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.frames import with_mode
 from benchmd_ray.report.page import page
-from benchmd_ray.report.page_tuning import gained
+from benchmd_ray.report.page_tuning import gained, tuning_sentences
+from benchmd_ray.runs.listing import listed
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.settings.definition import Settings, as_dict
 
@@ -227,6 +228,8 @@ def test_the_page_says_what_the_folds_chose_and_what_that_gained(made):
         "ptb-xl: the searches in its folds chose scratch, linear (2 folds), the start (1 fold)."
     )
     assert expected in analysis.notes
+    kept = "No trial beat the start in 1 of 3 searches, which keeps it."
+    assert kept in tuning_sentences(analysis)
     (sentence,) = gained(analysis)
     assert sentence.startswith("Tuning gained +")
     assert "scratch, tuned ensemble of 2 in each fold" in page(analysis, [])
@@ -338,6 +341,12 @@ def test_a_run_of_a_fold_beyond_all_folds_is_damaged(tmp_path):
     run = make_transfer(tmp_path, held_out=held_out)
     with pytest.raises(BenchmdError, match="holds out the fold 3 of 3, counted from 0"):
         read_run(run.folder)
+
+
+def test_a_listed_run_says_which_fold_is_held_out(tmp_path):
+    held_out = {"number": 1, "folds": 3, "leave_one_out": False, "catalog": "a" * 64}
+    run = make_transfer(tmp_path, held_out=held_out, seed=4)
+    assert listed(run).line.endswith("  seed 4, fold 1 of the dataset held out")
 
 
 def test_where_every_fold_keeps_its_start_nothing_is_gained(tmp_path):

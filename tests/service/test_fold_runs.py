@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from made_wrist import write_card, write_wrist
@@ -150,6 +151,24 @@ def test_fifteen_volunteers_from_a_first_card_to_a_report(
     assert row["value"] == pytest.approx(expected)
     assert (row["records"], row["patients"], row["split"]) == (30, 15, "leave-one-out")
 
+    folders = [run.folder for run in runs]
+    done = CliRunner().invoke(main, ["export", *map(str, folders[1:]), "--out", "model"])
+    assert "one of each fold" in done.output
+    assert "Name one run of each of the 15" in done.output
+    benchmd("export", *folders, "--out", "model")
+    page = (tmp_path / "model" / "README.md").read_text()
+    assert "each trained without the patients of one fold" in page
+    assert "leave-one-out" in page
+    assert f"{expected:.3f}" in page
+    file = next((raw / "signals").iterdir())
+    benchmd("predict", "model", file, "--out", "average.csv")
+    probabilities = []
+    for number, folder in enumerate(folders):
+        benchmd("predict", folder, file, "--out", f"{number}.csv")
+        probabilities.append(pd.read_csv(f"{number}.csv")["tremor"].iloc[0])
+    average = pd.read_csv("average.csv")["tremor"].iloc[0]
+    assert average == pytest.approx(np.mean(probabilities), abs=1e-5)
+
 
 @pytest.mark.slow
 @pytest.mark.ray
@@ -171,6 +190,7 @@ def test_a_search_in_every_fold_is_scored_on_all_held_out_records(
     ):
         done = CliRunner().invoke(main, [*map(str, arguments)])
         assert done.exit_code == 0, done.output
+    assert "2 searches, one after the other, one for each held-out fold" in done.output
     searches = {r.sources[0]["catalog"]: r for r in read_searches([store]).found}
     folds = fold_catalogs(open_catalog(catalog, folds=True))
     assert searches.keys() == {fold.digest for fold in folds}
