@@ -350,7 +350,7 @@ def test_a_search_that_keeps_its_start_says_so_and_has_no_tuned_row(tmp_path):
     note = f"{NAME}: no trial beat the start, so nothing is tuned."
     assert note in analysis.notes
     sentences = " ".join(tuning_sentences(analysis))
-    assert "No trial beat the start in 1 of 1 search; it is kept" in sentences
+    assert "No trial beat the start in 1 of 1 search, which keeps it" in sentences
     assert f"{NAME} keeps its start, scratch, fine-tuning (inner AUROC 0.609)." in sentences
     history, *_ = draw(Analysis(records=analysis.records))[0]
     assert "no trial is above the start" in history.title
