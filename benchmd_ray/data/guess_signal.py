@@ -167,6 +167,11 @@ def _time_signal(
     if samples:
         patch = min(patch, samples // 8)
         length = -(-samples // patch) * patch
+    else:
+        guess.guessed.append(
+            f"a record has {length:,} samples: longer recordings are cut into several, and what "
+            "is left of them is dropped (stored_shape and input_shape)"
+        )
     named: dict[str, Any] = {"channels": list(names)} if all(names) else {}
     return {
         "axes": ["channel", "time"], "stored_shape": [len(names), length],
