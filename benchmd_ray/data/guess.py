@@ -38,7 +38,7 @@ SPLITS = {
 LABELS = ("label", "class", "diagnosis", "target", "category", "dx")
 PATIENTS = (
     "patient", "patientid", "subject", "subjectid", "person", "personid", "participant",
-    "participantid",
+    "participantid", "donor", "donorid", "volunteer", "volunteerid",
 )  # fmt: skip
 """Names of columns, without what is neither letter nor digit, in lower case."""
 SPLIT = ("split", "fold", "set", "partition", "subset")

@@ -74,6 +74,16 @@ def test_a_column_of_codes_is_no_metadata(codes, expected, tmp_path):
     assert found.files["label"] == "diagnosis"
 
 
+@pytest.mark.parametrize("column", ["donor", "Volunteer ID"])
+def test_a_column_of_people_is_that_of_patients(column, tmp_path):
+    write_pictures(tmp_path, [f"{n}.png" for n in range(6)], channels=1)
+    lines = [f"{n}.png,{KINDS[n % 3]},D{n // 2}" for n in range(6)]
+    (tmp_path / "list.csv").write_text(f"name,diagnosis,{column}\n" + "\n".join(lines) + "\n")
+    found = guessed(tmp_path)
+    assert found.files["patient"] == column
+    assert not found.cautions
+
+
 def test_a_table_of_grey_pictures_in_a_folder(tmp_path, monkeypatch, build_here):
     raw = tmp_path / "raw"
     write_pictures(raw, [f"images/{n}.png" for n in range(30)], channels=1)
