@@ -189,7 +189,7 @@ def write_predictions(
         "raw_expected": str(raw["expected"]),
         "provenance": together(*(other.provenance for other in (catalog, *also))),
         "options": json.dumps(catalog.options),
-        "warnings": json.dumps(catalog.manifest.get("warnings", {})),
+        "warnings": json.dumps(_noted(catalog)),
         "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),
         "hardware": hardware.to_json(),
         OF: name_of(run),
@@ -213,6 +213,15 @@ def shared_text(shared: SharedForm) -> str:
     what = f"{shared['records']:,} of {count_of(shared['of'], 'record')}"
     whose = f"the training or validation of {shared['source']} has them or their patients"
     return f"{what} excluded: {whose}" if shared["excluded"] else f"{what} scored though {whose}"
+
+
+def _noted(catalog: Catalog) -> dict[str, int]:
+    """What a reader of scores on a catalog is told of its records, and of how many."""
+    raw, noted = catalog.manifest["raw"], dict(catalog.manifest["warnings"])
+    if raw["grouped_by"] != "patient":
+        unknown = f"its patient is unknown, so each {raw['grouped_by']} counts as one"
+        noted[f"{unknown}, and intervals may be too narrow"] = raw["records"]
+    return noted
 
 
 def shared_in(path: Path) -> str:

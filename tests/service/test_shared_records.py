@@ -143,6 +143,15 @@ def test_patients_hashed_by_different_secrets_are_not_taken_for_different_patien
     assert not shared_in(evaluate_run(run, alone.path, SMALL))
 
 
+def test_a_report_says_that_patients_are_unknown(card, build_here, tmp_path):
+    card("hospital", columns=("split",))
+    raw = write_pictures(tmp_path / "raw", range(RECORDS))
+    source = build_here("hospital", raw, tmp_path / "hospital")
+    run = transfer_run(source.path, tmp_path / "runs", SMALL)
+    said = "hospital: 60 records: its patient is unknown, so each record counts as one"
+    assert any(line.startswith(said) for line in analyse([run], resamples=20).notes)
+
+
 def test_nothing_left_to_score_is_an_error_and_so_are_shared_records_if_the_card_refuses(
     source, card, build_here, tmp_path
 ):
