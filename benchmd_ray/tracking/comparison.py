@@ -35,7 +35,11 @@ def comparison(store: Path, record: SearchRecord) -> tuple[pd.DataFrame, str]:
     runs = [
         run
         for run in read_stores([store]).found
-        if fold_of(run) and run.description["determinants"].get("catalog") in catalogs
+        if fold_of(run)
+        and (
+            "held_out_fold" not in run.description  # else others are of searches in other folds
+            or run.description["determinants"]["catalog"] in catalogs
+        )
     ]
     provenance = together(*(run.description["provenance"] for run in with_predictions(runs)))
     rows: list[dict[str, Any]] = []

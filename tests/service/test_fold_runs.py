@@ -165,8 +165,8 @@ def test_fifteen_volunteers_from_a_first_card_to_a_report(
     probabilities = []
     for number, folder in enumerate(folders):
         benchmd("predict", folder, file, "--out", f"{number}.csv")
-        probabilities.append(pd.read_csv(f"{number}.csv")["tremor"].iloc[0])
-    average = pd.read_csv("average.csv")["tremor"].iloc[0]
+        probabilities.append(pd.read_csv(f"{number}.csv")["p: tremor"].iloc[0])
+    average = pd.read_csv("average.csv")["p: tremor"].iloc[0]
     assert average == pytest.approx(np.mean(probabilities), abs=1e-5)
 
 
