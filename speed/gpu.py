@@ -88,7 +88,7 @@ DECLARED = {
     "size": ("paper", "of the encoder", sorted(ENCODERS)),
     "batch": (64, "examples of a step"),
     "steps": (600, "of a pretraining"),
-    "minutes": (8.0, "for all; what has not ended by then is left out"),
+    "minutes": (8.0, "for all; the same command measures what is missing then"),
     "out": (Path, "JSON file (required); one with the same settings is continued"),
     "only": ([""], "measurements whose name has one of these"),
 }

@@ -19,7 +19,9 @@ from benchmd_ray.data.build import build
 from benchmd_ray.demo import write_mammo
 from benchmd_ray.demo.eeg import write_eeg
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.schema.plain_yaml import read_yaml
+from benchmd_ray.tuning.journal import Journal
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -179,15 +181,10 @@ class Bomb:
 
 
 def test_a_journal_of_trials_is_never_unpickled(tmp_path):
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    backend = JournalFileBackend(str(tmp_path / "journal.log"))
-    assert not hasattr(backend, "load_snapshot")
-    fuse = tmp_path / "exploded"
-    (tmp_path / "journal.log").write_bytes(pickle.dumps(Bomb(fuse)) + b"\n")
-    with pytest.raises(ValueError, match=r"codec|JSON|Expecting"):
-        JournalStorage(backend)
+    fuse, path = tmp_path / "exploded", tmp_path / "journal.log"
+    path.write_bytes(pickle.dumps(Bomb(fuse), protocol=0) + b"\n")
+    with pytest.raises(Damaged, match="line 1 is not what was written"):
+        Journal(path).read()
     assert not fuse.exists()
 
 

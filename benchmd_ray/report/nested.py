@@ -53,7 +53,7 @@ class Nested:
     others: list[Scored] = field(default_factory=list)
     """Results that are not of these searches."""
     notes: list[str] = field(default_factory=list)
-    """What the folds chose, and what is left out."""
+    """What the folds chose, and what is not shown and why."""
 
     def add(self, tuned: Pool, start: Pool, records: tuple[SearchRecord, ...]) -> None:
         """Add a choice and its start; several of one name are numbered, a start is there once."""
@@ -78,8 +78,9 @@ def _numbered(pool: Pool, others: Sequence[Pool]) -> Pool:
     return pool
 
 
-def _runs(pool: Pool) -> list[str]:
-    return [model.run.digest for one in pool.runs for model in one.models]
+def _runs(pool: Pool | None) -> list[str]:
+    """Digests of the runs that a pool is made of."""
+    return [] if pool is None else [m.run.digest for one in pool.runs for m in one.models]
 
 
 class _Fold(NamedTuple):
@@ -118,13 +119,11 @@ def nested(
             continue
         before = len(whole.pairs)
         _add_searches(whole, folds, number_of_folds, names, runs, measure)
+        pairs = whole.pairs[before:]
         shown = {
-            model.run.digest
-            for pair in whole.pairs[before:]
-            for pool in (pair.tuned, pair.start)
-            if pool is not None
-            for one in pool.runs
-            for model in one.models
+            run
+            for pool in (*(p.tuned for p in pairs), *(p.start for p in pairs))
+            for run in _runs(pool)
         }
         of_searches = {id(result) for some in made.values() for result in some}
         whole.others.extend(result for result in every if id(result) not in of_searches)
@@ -206,7 +205,7 @@ def _add_searches(
         else:
             records = tuple(of_fold[number][0] for number in range(number_of_folds))
             sides = [_pairs(record, pooled[number], runs) for number, record in enumerate(records)]
-            _add(whole, sides, records, names, measure)
+            _add(whole, sides, records, measure)
 
 
 def _kind(record: SearchRecord) -> str:
@@ -219,6 +218,7 @@ def _kind(record: SearchRecord) -> str:
 
 
 _Models = dict[tuple[int, int], Scored]
+"""Results of single models by evaluation and seed."""
 _Place = tuple[str, str, str, bool]
 """Dataset, split, setting of a pretraining's transfer, and whether results are of fold models."""
 
@@ -251,7 +251,6 @@ def _add(
     whole: Nested,
     sides: Sequence[Mapping[_Place, tuple[Pool, Pool]]],
     records: tuple[SearchRecord, ...],
-    names: Mapping[Path, RowName],
     measure: Measure,
 ) -> None:
     """Add the results over folds of a kind of search, dataset by dataset."""
@@ -280,14 +279,18 @@ def _add(
         except BenchmdError as error:
             whole.notes.append(f"Skipped: {error}")
             continue
-        if of_folds:
-            chosen = Counter(
-                "the start" if tuned is start else with_mode(_words(tuned), tuned.key["setting"])
-                for tuned, start in pairs
-            )
-            text = ", ".join(f"{name} ({count_of(n, 'fold')})" for name, n in chosen.most_common())
-            note = f"{records[0].sources[0]['source']}: the searches in its folds chose {text}."
-            whole.notes.extend([note] if note not in whole.notes else [])
+        if of_folds and (note := _chosen(pairs)) not in whole.notes:
+            whole.notes.append(note)
+
+
+def _chosen(pairs: Sequence[tuple[Pool, Pool]]) -> str:
+    """What the searches chose, the choice and the start of each fold."""
+    words = Counter(
+        "the start" if tuned is start else with_mode(_words(tuned), tuned.key["setting"])
+        for tuned, start in pairs
+    )
+    text = ", ".join(f"{name} ({count_of(n, 'fold')})" for name, n in words.most_common())
+    return f"{pairs[0][0].key['source']}: the searches in its folds chose {text}."
 
 
 def _numbers(pool: Pool) -> _Models:

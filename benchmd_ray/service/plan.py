@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,11 +21,11 @@ from benchmd_ray.service.choice import (
 )
 from benchmd_ray.service.cost import Inputs, Workload
 from benchmd_ray.service.datasets import Found, PlannedDataset, read_also
-from benchmd_ray.service.estimate import Estimator, Spot, measured_runs
+from benchmd_ray.service.estimate import Estimator, measured_runs
 from benchmd_ray.service.pretrain_on import Pretraining
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
-from benchmd_ray.settings.definition import Settings, as_dict
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES
 from benchmd_ray.ssl.brought import absence, technique_label
 from benchmd_ray.storage.location import Location
@@ -351,15 +350,8 @@ def _estimator(
     from benchmd_ray.service.spot import measure_here
 
     largest = max(drafts, key=lambda draft: draft.work.units * draft.work.unit_flops)
-    kind, settings = largest.source.kind, replace(largest.settings, seed=0)
-    what = json.dumps([kind.name, as_dict(settings), device])
-    if what not in _SPOTS:  # several plans of a command measure a network once
-        _SPOTS[what] = measure_here(kind, settings, device)
-    return replace(estimator, spot=_SPOTS[what])
-
-
-_SPOTS: dict[str, Spot] = {}
-"""Speeds that this process has measured."""
+    spot = measure_here(largest.source.kind, largest.settings, device)
+    return replace(estimator, spot=spot)
 
 
 def _of_workers(drafts: Sequence[_Draft], estimator: Estimator) -> list[str]:

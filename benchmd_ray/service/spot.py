@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import input_extents, make_encoder
 from benchmd_ray.service.cost import forward_flops, training_flops
 from benchmd_ray.service.estimate import Spot
-from benchmd_ray.settings.definition import EncoderSettings, Settings
+from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
 from benchmd_ray.training.engine import TorchEngine, autocast
 from benchmd_ray.training.selection import model_of
 
@@ -37,13 +39,25 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+_MEASURED: dict[str, Spot] = {}
+"""What this process has measured: a search over folds plans the same network many times."""
+
+
 def measure_here(
     modality: Modality, settings: Settings, device: str, seconds: float = SECONDS
 ) -> Spot:
-    """Train and run the encoder of the settings on noise, for half of `SECONDS` each.
+    """Train and run the encoder of the settings on noise, for half of ``seconds`` each, once.
 
     On a CPU the number of threads is the number of CPUs per worker.
     """
+    about = as_dict(replace(settings, seed=0))
+    key = json.dumps([modality.name, modality.signal.input_shape, about, device, seconds])
+    if key not in _MEASURED:
+        _MEASURED[key] = _measured(modality, settings, device, seconds)
+    return _MEASURED[key]
+
+
+def _measured(modality: Modality, settings: Settings, device: str, seconds: float) -> Spot:
     signal, place = modality.signal, torch.device(device)
     most = FLOPS[device] // training_flops(signal, settings.encoder)
     batch = max(1, min(settings.pretrain.batch_size, int(most)))

@@ -7,9 +7,11 @@ depends on earlier results.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from benchmd_ray.cluster.connection import connected
+from benchmd_ray.console.progress import progress
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.tuning.parameters import Parameter
 
@@ -35,16 +37,18 @@ def tried(
             "not with --evaluate."
         )
     results = []
-    with connected(cpus=2):
+    with connected(cpus=2), closing(progress("settings", trials, "trials")) as display:
         task, shared = ray.remote(num_cpus=1)(work), ray.put(data)
         tasks = [task.remote(values, shared) for values in drawn(parameters, trials)]
         for number, running in enumerate(tasks):
+            display.update(number)
             try:
                 results.append(dict(ray.get(running)))
             except RayError as error:
                 if number == 0:
                     why = first_line(getattr(error, "cause", None) or error)
                     raise BenchmdError(f"the trial of the defaults failed: {why}") from error
+        display.update(trials)
     return results
 
 

@@ -496,6 +496,8 @@ def test_a_measurement_here_is_the_speed_of_training_steps(monkeypatch):
     assert spot.forward == 4 * cost.forward_flops(modality, settings.encoder) / 0.25
     assert (len(threads), set(threads)) == (2 * 2 * 4, {2})
     assert torch.get_num_threads() == before
+    assert measure_here(kind_of("eeg"), replace(settings, seed=7), "cpu", seconds=2.0) is spot
+    assert len(threads) == 2 * 2 * 4  # another seed is no other network
     large = load_settings(assignments=["pretrain.batch_size=64"])
     spot = measure_here(ECG, large, "cpu", seconds=0.0)  # a few examples of a step are enough
     assert 0 < spot.training * 0.25 <= machine.FLOPS["cpu"]
