@@ -27,7 +27,7 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "transformer": Part(1, ("models/drop_path.py", "models/encoder.py")),
+    "transformer": Part(2, ("models/drop_path.py", "models/encoder.py")),
     "resnet": Part(1, ("models/drop_path.py", "models/resnet.py")),
     "xresnet": Part(1, ("models/drop_path.py", "models/resnet.py", "models/xresnet.py")),
     "monai": Part(1, ("models/monai_networks.py",)),

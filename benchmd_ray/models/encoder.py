@@ -63,6 +63,21 @@ def patchify(signals: torch.Tensor, patch: tuple[int, ...]) -> torch.Tensor:
     return x.reshape(batch, tokens, channels * math.prod(patch))
 
 
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm whose output has the precision of its input, with statistics in float32.
+
+    Under autocast PyTorch's would turn bfloat16 into float32, twice the bytes of every token.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(…, width) to the same."""
+        if x.dtype != torch.bfloat16:
+            return super().forward(x)
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
 class Block(nn.Module):
     """Pre-norm transformer block: attention, then MLP, each added to its input."""
 
@@ -70,10 +85,10 @@ class Block(nn.Module):
         super().__init__()
         self.heads = size.heads
         inner = size.heads * size.head_dim
-        self.attention_norm = nn.LayerNorm(size.width, size.norm_eps)
+        self.attention_norm = LayerNorm(size.width, size.norm_eps)
         self.qkv = nn.Linear(size.width, 3 * inner, bias=size.qkv_bias)
         self.project = nn.Linear(inner, size.width)
-        self.mlp_norm = nn.LayerNorm(size.width, size.norm_eps)
+        self.mlp_norm = LayerNorm(size.width, size.norm_eps)
         self.mlp = nn.Sequential(
             nn.Linear(size.width, size.mlp),
             nn.GELU(),
@@ -107,7 +122,7 @@ class Encoder(nn.Module):
         self.positions = nn.Parameter(torch.randn(1, signal.tokens + 1, size.width))
         self.dropout = nn.Dropout(size.embedding_dropout)
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth))
-        self.norm = nn.LayerNorm(size.width, size.norm_eps) if size.final_norm else nn.Identity()
+        self.norm = LayerNorm(size.width, size.norm_eps) if size.final_norm else nn.Identity()
 
     def patches(self, signals: torch.Tensor) -> torch.Tensor:
         """Raw patches: (batch, tokens, values of a patch)."""
@@ -119,17 +134,23 @@ class Encoder(nn.Module):
         return tokens
 
     def encode(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embedded tokens to hidden states: (batch, 1 + tokens, width), CLS first."""
+        """Embedded tokens to hidden states: (batch, 1 + tokens, width), CLS first.
+
+        In mixed precision tokens and hidden states are bfloat16, between the blocks as well.
+        """
         x = torch.cat([self.cls.to(tokens.dtype).expand(len(tokens), -1, -1), tokens], dim=1)
-        x = self.dropout(x + self.positions)
+        x = self.dropout(x + self.positions.to(x.dtype))
         for block in self.blocks:
             x = block(x)
         hidden: torch.Tensor = self.norm(x)
         return hidden
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Mean over all tokens, CLS included, or CLS only: (batch, width)."""
-        return hidden.mean(dim=1) if self.pooled == "mean" else hidden[:, 0]
+        """Mean over all tokens, CLS included, or CLS only: (batch, width), float32 of bfloat16."""
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        if self.pooled == "mean":
+            return hidden.mean(dim=1, dtype=wide)
+        return hidden[:, 0].to(wide)
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Features: (batch, width)."""

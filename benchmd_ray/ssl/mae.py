@@ -19,7 +19,7 @@ def mae_loss(predicted: torch.Tensor, patches: torch.Tensor, masked: torch.Tenso
 
     ``predicted`` and ``patches`` are (batch, tokens, values).
     """
-    norms: torch.Tensor = torch.linalg.vector_norm(predicted.float() - patches.float(), dim=2)
+    norms: torch.Tensor = torch.linalg.vector_norm(predicted - patches.float(), dim=2)
     return (norms * masked).sum() / masked.sum()
 
 
@@ -49,7 +49,7 @@ class MAE(nn.Module):
     def each(self, signals: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
         """The loss of each example, (batch,), with masked tokens (batch, tokens)."""
         patches, predicted = self._predicted(signals, masked)
-        norms = torch.linalg.vector_norm(predicted.float() - patches.float(), dim=2)
+        norms = torch.linalg.vector_norm(predicted - patches.float(), dim=2)
         losses: torch.Tensor = (norms * masked).sum(dim=1) / masked.sum(dim=1)
         return losses
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as dist_nn  # differentiable collectives
 from torch import nn
+from torch.func import functional_call
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.extras import importing, require
 from benchmd_ray.extensions.private_parts import private_part
+from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.settings.definition import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.state import (
     MOMENTS,
@@ -217,7 +219,7 @@ class DeepSpeedEngine(Engine):
         values = sum(parameter.numel() for parameter in trainable(module))
         about = (self.module, worker.device, execution.precision)
         self._engine, *_ = deepspeed.initialize(
-            model=_Autocast(*about),
+            model=_Autocast(*about, whole=False),
             model_parameters=parameter_groups(self.module, factors),
             config=deepspeed_config(optimiser, execution, values),
         )
@@ -246,14 +248,60 @@ class DeepSpeedEngine(Engine):
 class _Autocast(nn.Module):
     """Runs a module in mixed precision, also within DeepSpeed's engine."""
 
-    def __init__(self, module: nn.Module, device: torch.device, precision: str) -> None:
+    def __init__(
+        self, module: nn.Module, device: torch.device, precision: str, *, whole: bool = True
+    ) -> None:
+        """``whole``: this process has all parameters, unsplit."""
         super().__init__()
         self.module = module
         self._device, self._precision = device, precision
+        self._names = _of_encoders(module) if whole and uses_bf16(precision, device) else []
 
     def forward(self, *inputs: Any) -> Any:
         with autocast(self._device, self._precision):
-            return self.module(*inputs)
+            if not self._names:
+                return self.module(*inputs)
+            parameters = [self.module.get_parameter(name) for name in self._names]
+            rounded = dict(zip(self._names, _rounded(parameters), strict=True))
+            return functional_call(self.module, rounded, inputs)
+
+
+def _of_encoders(module: nn.Module) -> list[str]:
+    """Names of the parameters of our transformers, which only use them in bfloat16."""
+    return [
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, part in module.named_modules()
+        if type(part) is Encoder
+        for name, _ in part.named_parameters()
+    ]
+
+
+def _rounded(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """Copies in bfloat16, made together, as autocast would launch two kernels for each."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    copies = iter(_Rounded.apply(*trained) if trained else ())  # type: ignore[no-untyped-call]
+    return [
+        next(copies) if parameter.requires_grad else parameter.to(torch.bfloat16)
+        for parameter in parameters
+    ]
+
+
+class _Rounded(torch.autograd.Function):
+    """float32 tensors to bfloat16 ones; gradients the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _copied(tensors, torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _copied(gradients, torch.float32)
+
+
+def _copied(tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    copies = [torch.empty_like(x, dtype=dtype) for x in tensors]
+    torch._foreach_copy_(copies, tensors)
+    return tuple(copies)
 
 
 def make_engine(

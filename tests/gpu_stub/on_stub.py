@@ -7,6 +7,7 @@ import ctypes
 import gc
 import json
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -16,13 +17,23 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from torch._inductor import metrics
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from benchmd_ray.settings.definition import updated
+from benchmd_ray.data.batches import Worker
+from benchmd_ray.data.normalise import normaliser
+from benchmd_ray.modality.modalities import modalities
+from benchmd_ray.models.encoder import make_encoder
+from benchmd_ray.settings.definition import Settings, updated
+from benchmd_ray.ssl import method_named
 from benchmd_ray.ssl.mae import MAE
 from benchmd_ray.training import forward, reporter, selection, steps
 from benchmd_ray.training import pretrain as pretraining
 from benchmd_ray.training import transfer as transferring
+from benchmd_ray.training.engine import make_engine
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
+from benchmd_ray.training.pretrain import pretraining_loss
 from speed import gpu
 
 STUB = ctypes.CDLL("libstub.so")
@@ -112,6 +123,70 @@ def usual_step(kind, technique):
     """A replayed step of the paper's encoder, and the nodes of its graph."""
     per_step = pretrained(kind, technique, size="paper")
     return {**per_step[-3], "nodes": STUB.stub_graph_nodes()}
+
+
+class Moved(TorchDispatchMode):
+    """Bytes that operations read and write, each tensor once for each operation."""
+
+    total = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        name = operation.__name__.partition(".")[0]
+        if not operation.is_view and name not in ("empty_like", "empty_strided", "_unsafe_view"):
+            written = args[0] if name == "_foreach_copy_" else result
+            if name == "_fused_adamw_":
+                written = [args[0], args[2], args[3]]
+            self.total += sum(map(bytes_of, tree_leaves((args, kwargs, written))))
+        return result
+
+
+def bytes_of(x):
+    """Bytes of a tensor on the device; one that is expanded is read as what it holds."""
+    if not isinstance(x, torch.Tensor) or x.device.type != "cuda":
+        return 0
+    extents = zip(x.shape, x.stride(), strict=True)
+    return math.prod(extent for extent, stride in extents if stride) * x.element_size()
+
+
+def passes(kind, technique):
+    """Engine and loss of a pretraining with the paper's encoder, and inputs of a step."""
+    signal, device = modalities()[kind].signal, torch.device("cuda", 0)
+    settings = updated(Settings(), {"execution": {"device": "cuda"}})
+    method = method_named(technique)(make_encoder(signal, settings.encoder), settings.pretrain)
+    about = (settings.pretrain.optimiser, settings.execution, Worker(device=device))
+    engine = make_engine(method.train(), *about)
+    statistics = {name: [1.0] * signal.stored_shape[0] for name in ("mean", "std")}
+    loss = pretraining_loss(engine, normaliser(signal, statistics, device), 1)
+    batch = settings.pretrain.batch_size
+    stored = torch.zeros(batch, *signal.stored_shape, dtype=getattr(torch, signal.dtype))
+    inputs = {
+        "signals": stored,
+        "scales": torch.ones(batch),
+        "sizes": torch.tensor([signal.stored_shape[1:]] * batch, dtype=torch.int32),
+    }
+    draws = method.draw(batch, torch.Generator())
+    inputs |= {f"{steps.DRAWN}{name}": x for name, x in draws.items()}
+    return engine, loss, {name: x.to(device) for name, x in inputs.items()}
+
+
+def moved(kind, technique):
+    """GB of a step without compiling."""
+    engine, loss, inputs = passes(kind, technique)
+    for _ in range(2):  # the first one creates AdamW's moments
+        with Moved() as counted_bytes:
+            engine.backward(loss(inputs)[0])
+            engine.update()
+    return {"gb": counted_bytes.total / 1e9}
+
+
+def moved_compiled(kind, technique):
+    """GB of a step by Inductor's own count, and those of AdamW."""
+    torch._logging.set_logs(inductor_metrics=True)  # otherwise it does not count
+    engine, loss, inputs = passes(kind, technique)
+    engine.backward(forward.compiled(loss)(inputs)[0])
+    parameters = sum(p.numel() for p in engine.module.parameters())
+    return {"gb": (metrics.num_bytes_accessed + 28 * parameters) / 1e9}
 
 
 def checkpoint():

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from speed.gpu import MOVED
+
 COMMAND = os.environ.get("BENCHMD_GPU_STUB", "")
 pytestmark = [
     pytest.mark.gpu_stub,
@@ -35,7 +37,14 @@ def test_a_usual_step_is_one_graph_without_waits(kind, technique):
     found = on_stub("usual_step", kind, technique)
     assert found["launches"] <= 18
     assert found["waits"] == 0
-    assert 100 < found["nodes"] <= 900
+    assert 100 < found["nodes"] <= 640
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_bytes_of_the_limit_are_those_of_a_step(name):
+    _, kind, technique, way = name.split()
+    counted = on_stub("moved_compiled" if way == "compiled" else "moved", kind, technique)
+    assert counted["gb"] == pytest.approx(MOVED[name], rel=0.01)
 
 
 @pytest.mark.parametrize(
