@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
+from benchmd_ray.data.geometry import Geometry, Grid
 from benchmd_ray.data.manifest import manifest_of, shard_part
 from benchmd_ray.data.records import Record, to_table
 from benchmd_ray.files.atomic import write_json
@@ -43,6 +45,13 @@ def _records(card: DatasetCard, split: str, count: int) -> Iterator[Record]:
     high = 255 if signal.dtype == "uint8" else 1000
     for row in range(count):
         values = generator.integers(0, high, signal.stored_shape).astype(signal.dtype)
-        target = [row % 2] if classes == 1 else [int(k == row % classes) for k in range(classes)]
-        name = f"{split}{row}"
-        yield Record(name, name, name, values, 0.001, signal.stored_shape[1:], target)
+        target: Sequence[int] | npt.NDArray[np.uint8] = (
+            [row % 2] if classes == 1 else [int(k == row % classes) for k in range(classes)]
+        )
+        name, extents, geometry = f"{split}{row}", signal.stored_shape[1:], None
+        if card.target.is_mask:
+            target = generator.integers(0, classes, card.target.shape).astype(np.uint8)
+            axes = tuple(np.eye(3).ravel().tolist())
+            grid = Grid(extents[::-1], (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), axes)
+            geometry = Geometry(grid, grid)
+        yield Record(name, name, name, values, 0.001, extents, target, geometry=geometry)

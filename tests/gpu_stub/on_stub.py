@@ -16,11 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch._inductor import metrics
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmd_ray.data import streaming
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.modality.modalities import modalities
@@ -39,6 +41,7 @@ from speed import gpu
 STUB = ctypes.CDLL("libstub.so")
 STUB.stub_graph_nodes.restype = ctypes.c_long
 RECORDS = {"ecg": ("ptb-xl", 32), "cxr": ("mimic-cxr", 32), "ldct": ("lidc-idri", 12)}
+RECORDS["hippocampus"] = ("hippocampus", 12)
 FOLDER = Path(tempfile.mkdtemp(dir=os.environ.get("STUB_WORK")))
 TRAINING = {"pretrain": {"steps": 12}, "execution": {"step": "captured", "log_every": 50}}
 
@@ -189,6 +192,61 @@ def moved_compiled(kind, technique):
     return {"gb": (metrics.num_bytes_accessed + 28 * parameters) / 1e9}
 
 
+KERNELS = {"encoder": {"network": "random-kernels"}, "transfer": {"mode": "linear"}}
+FLOWS = {
+    "streaming": ("ecg", {"execution": {"feed": "streaming"}}),
+    "linear": ("ecg", {"transfer": {"mode": "linear"}}),
+    "nearest neighbours": ("ecg", {"transfer": {"mode": "knn"}}),
+    "random kernels": ("ecg", KERNELS),
+    "ResNet": ("cxr", {"encoder": {"network": "resnet18", "options": {"width": 8}}}),
+    "segmentation": ("hippocampus", {"encoder": {"network": "monai-unet"}}),
+}
+
+
+def plain_stream(shards, size, columns):
+    """Tables of a stream without Ray, which does not start on the stub."""
+    return (shard.table(list(columns)) for shard in shards)
+
+
+def flow(name):
+    """Warnings of a transfer, of scoring with its model, and of what detectors compute with it."""
+    from benchmd_ray.benchmarks.ood import network  # these need pandas and more
+    from benchmd_ray.training.predict import classified
+
+    torch.backends.cudnn.enabled = False  # cuDNN is no part of the stub
+    streaming._stream = plain_stream
+    said, made, folder = watched(), bench(), FOLDER / name
+    kind, changes = FLOWS[name]
+    settings = updated(made.settings(), {"transfer": {"mode": "finetune", "epochs": 3}})
+    settings, catalog = updated(settings, changes), made.catalog(kind)
+    upstream = None
+    if name == "random kernels":
+        upstream = made.new_folder()
+        job = PretrainJob(settings, name.replace(" ", "-"), catalog.path, upstream)
+        pretraining.pretrain(job, made.worker, reporter.SilentReporter())
+    folder.mkdir()
+    job = TransferJob(settings, catalog.path, folder, upstream=upstream)
+    transferring.transfer(job, made.worker, reporter.SilentReporter())
+    if name == "segmentation":
+        return {"warnings": said}
+    rows = len(classified(folder, catalog, settings, made.worker))
+    if name not in ("nearest neighbours", "random kernels"):
+        signal = catalog.signal
+        batch = np.zeros((4, *signal.stored_shape), signal.dtype), np.ones(4, np.float32)
+        sizes = np.array([signal.stored_shape[1:]] * 4, np.int32)
+        with patch.object(network, "_pretraining", lambda _: (None, None)):
+            network.Network.of(folder, made.worker, "bf16").quantities(*batch, sizes)
+    return {"warnings": said, "rows": rows}
+
+
+def watched():
+    """A list that receives all warnings."""
+    said, handler = [], logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("benchmd_ray").addHandler(handler)
+    return said
+
+
 def checkpoint():
     """The step after whose predecessor a checkpoint is taken."""
     return pretrained("ecg", "mae", {"execution": {"checkpoint_every": 6}}, size="paper")[6]
@@ -207,10 +265,7 @@ def memory():
 
 def fallback():
     """Warnings of a method that waits for the device, and of the next training."""
-    said, usual = [], MAE.forward
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("benchmd_ray").addHandler(handler)
+    said, usual = watched(), MAE.forward
 
     def waiting(self, *inputs):
         loss = usual(self, *inputs)

@@ -14,6 +14,7 @@ import pytest
 
 from speed.gpu import MOVED
 
+FLOWS = ["streaming", "linear", "nearest neighbours", "random kernels", "ResNet", "segmentation"]
 COMMAND = os.environ.get("BENCHMD_GPU_STUB", "")
 pytestmark = [
     pytest.mark.gpu_stub,
@@ -75,3 +76,9 @@ def test_a_method_that_cannot_be_captured_spoils_no_other_training():
     assert any("steps cannot be captured" in line for line in found["first"])
     assert found["next"] == []
     assert found["launches"] <= 18
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_training_scoring_and_detection_work_on_a_gpu(name):
+    """The stub's Python also needs pandas, scikit-learn, scipy, Ray, MONAI and SimpleITK."""
+    assert on_stub("flow", name)["warnings"] == []
