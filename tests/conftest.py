@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import boto3
 import edfio
 import made_catalogs
 import numpy as np
@@ -48,7 +49,6 @@ from benchmd_ray.modality.card_folders import card_folders
 from benchmd_ray.modality.modalities import modality
 from benchmd_ray.report.analysis import Analysis, analyse
 from benchmd_ray.runs.store import Run, read_run
-from benchmd_ray.storage.bucket import open_bucket
 
 pytest_plugins = ("tiers", "shared_ray")
 
@@ -116,11 +116,12 @@ def s3_server(surroundings: None) -> Iterator[S3Server]:
 @pytest.fixture
 def s3(s3_server: S3Server) -> Iterator[str]:
     """Address of a bucket, empty at first."""
-    bucket = open_bucket("s3://benchmd-test")
-    bucket._client.create_bucket(Bucket="benchmd-test")
-    yield bucket.address
-    bucket.delete(bucket.objects())
-    bucket._client.delete_bucket(Bucket="benchmd-test")
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="benchmd-test")
+    yield "s3://benchmd-test"
+    for item in client.list_objects_v2(Bucket="benchmd-test").get("Contents", ()):
+        client.delete_object(Bucket="benchmd-test", Key=item["Key"])
+    client.delete_bucket(Bucket="benchmd-test")
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +140,7 @@ def ray_cluster(surroundings: None) -> Iterator[None]:
     """
     import shared_ray  # here: pytest registers it once this module is imported
 
-    names = ("BENCHMD_", "AWS_", "OMP_", "RAY_gcs", "RAY_metrics")
+    names = ("BENCHMD_", "AWS_", "GOOGLE_", "AZURE_", "OMP_", "RAY_gcs", "RAY_metrics")
 
     def inherited() -> dict[str, str]:
         variables = {k: v for k, v in os.environ.items() if k.startswith(names)}

@@ -1,4 +1,4 @@
-"""The local mirror of a store on S3: a folder like that of any store, filled from the bucket.
+"""The local mirror of a store in a bucket: a folder like that of any store, filled from the bucket.
 
 Small files are pulled when a run is opened; weights and checkpoints when they are needed. A hidden
 index in each run's folder has the bucket's ETag of each file (see `runs.remote`).

@@ -1,4 +1,4 @@
-"""Publishing of a run in a store on S3, during and at the end of a session.
+"""Publishing of a run in a store in a bucket, during and at the end of a session.
 
 All writes need the run's lease; `runs.remote` states the invariants.
 """
@@ -118,13 +118,13 @@ class Publication:
 
     def _put_done(self, path: Path) -> str:
         mirror, data = self._mirror, path.read_bytes()
-        etag = mirror.bucket.write(mirror.key(DONE), data, new=True)
-        if etag is not None:
-            return etag
+        version = mirror.bucket.write(mirror.key(DONE), data, new=True)
+        if version is not None:
+            return version.etag
         there = mirror.bucket.read(mirror.key(DONE))
         if there is None or there.data != data:  # otherwise an earlier try wrote it
             raise LeaseLost(f"another machine has finished {mirror.address}: check again.")
-        return there.etag
+        return there.version.etag
 
     def _regularly(self) -> None:
         while not self._stop.wait(PUBLISH_SECONDS):

@@ -1,8 +1,8 @@
-"""A store on S3: runs are worked on under a lease, and published during the work.
+"""A store in a bucket: runs are worked on under a lease, and published during the work.
 
-Each machine mirrors a store on S3 in a folder (`runs.mirror`); all other code works on that folder,
-and accesses S3 only through a `runs.backing.Backing`. Invariants that hold whenever a process is
-killed:
+Each machine mirrors a store in a bucket in a folder (`runs.mirror`); all other code works on that
+folder, and accesses the bucket only through a `runs.backing.Backing`. Invariants that hold
+whenever a process is killed:
 
 1. Only one session works on a run. It holds the run's lease (`storage.lease`), taken and renewed
    only by conditional puts, and the mirror's local lock. Objects are put and deleted only while the
@@ -61,10 +61,10 @@ PRUNES = "pruning.json"
 
 @dataclass(frozen=True)
 class Mirrored(Backing):
-    """A store on S3: a bucket and the local folder that mirrors it."""
+    """A store in a bucket: a bucket and the local folder that mirrors it."""
 
     bucket: Bucket
-    on_s3: ClassVar[bool] = True
+    in_bucket: ClassVar[bool] = True
 
     def mirror(self, run: Path) -> Mirror:
         """The mirror in a run's folder."""
@@ -185,7 +185,9 @@ class Mirrored(Backing):
         Another machine that has not reached the bucket for `LEASE_SECONDS` is not counted.
         """
         here, count = super()._keepers(), 0
-        for key in self.bucket.objects(KEEPS):
+        for key in self.bucket.entries()[0]:
+            if not key.startswith(KEEPS):
+                continue
             try:
                 require_free(self.bucket, key, f"the store {self.store}")
             except Busy:
@@ -235,7 +237,7 @@ class Mirrored(Backing):
 
 
 def mirrored(store: Path, address: str) -> Mirrored:
-    """The store on S3 at an address; the bucket is not accessed yet."""
+    """The store in a bucket at an address; the bucket is not accessed yet."""
     return Mirrored(store, open_bucket(address))
 
 
