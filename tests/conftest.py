@@ -25,6 +25,7 @@ from made_once import MadeOnce
 from ports import free_ports
 from safetensors.torch import save_file
 from scipy.io import savemat
+from services import Service, started
 from small_runs import SMALL
 from stored import runs
 from stores import make_report_store
@@ -122,6 +123,17 @@ def s3(s3_server: S3Server) -> Iterator[str]:
     for item in client.list_objects_v2(Bucket="benchmd-test").get("Contents", ()):
         client.delete_object(Bucket="benchmd-test", Key=item["Key"])
     client.delete_bucket(Bucket="benchmd-test")
+
+
+@pytest.fixture
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
+    """The server and the address of an empty bucket of one of `SERVICES`."""
+    if request.param == "s3":
+        server = request.getfixturevalue("s3_server")
+        yield Service(request.getfixturevalue("s3"), server)
+        return
+    with started(request.param, tmp_path / "azurite") as service:
+        yield service
 
 
 @pytest.fixture(autouse=True)

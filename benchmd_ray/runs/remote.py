@@ -228,7 +228,7 @@ class Mirrored(Backing):
             publication = Publication(mirror, lease)
             publication.delete([name for name in objects if name.partition("/")[0] in names])
             yield
-            publication.push_file(HISTORY, run / HISTORY)
+            publication.push_files([(HISTORY, run / HISTORY)])
 
     def has_copy_of(self, path: Path) -> bool:
         """Whether a file of a run is the published one."""
@@ -279,8 +279,8 @@ def _publish_predictions(publication: Publication, run: Path, path: Path, what: 
     try:
         folders = (path.stem, f"{path.stem}.*")  # of a separate method, such as a baseline
         named = sorted(file for name in folders for file in path.parent.glob(f"{name}/[!.]*"))
-        for file in (*named, path.with_name(f"{path.name}{SUFFIX}"), path):
-            publication.push_file(file.relative_to(run).as_posix(), file)
+        for files in (named, [path.with_name(f"{path.name}{SUFFIX}")], [path]):
+            publication.push_files((file.relative_to(run).as_posix(), file) for file in files)
     except BucketError as error:
         raise Transient(
             f"{what} are written but could not be published: {error} They are kept in {path}: the "

@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -121,13 +121,20 @@ def _store(service: str, name: str, environment: tuple[str, ...]) -> Store:
             '`eval "$(aws configure export-credentials --format env)"`, or unset it.'
         )
     insecure = any(os.environ.get(each, "").startswith("http://") for each in ENDPOINTS[service])
+    client: dict[str, Any] = {
+        "allow_http": insecure,
+        "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+        "read_timeout": timedelta(seconds=READ_SECONDS),
+        "timeout": timedelta(seconds=REQUEST_SECONDS),
+    }
+    bundle = os.environ.get("AWS_CA_BUNDLE")
+    if bundle and not insecure:
+        try:
+            client["root_certificate"] = Path(bundle).read_bytes()
+        except OSError as error:
+            raise BenchmdError(f"AWS_CA_BUNDLE, a file of certificates: {error}.") from error
     options: dict[str, Any] = {
-        "client_options": {
-            "allow_http": insecure,
-            "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
-            "read_timeout": timedelta(seconds=READ_SECONDS),
-            "timeout": timedelta(seconds=REQUEST_SECONDS),
-        },
+        "client_options": client,
         "retry_config": {
             "max_retries": ATTEMPTS - 1,
             "retry_timeout": timedelta(seconds=RETRY_SECONDS),
@@ -154,6 +161,13 @@ def _explained(what: str, address: str) -> Iterator[None]:
         explained = BucketError(message)
         explained.away = problem.away
         raise explained from None  # the client's text may have keys
+
+
+def together(work: Callable[[Any], object], items: Iterable[Any], threads: int = 16) -> None:
+    """Call for several items at once; after an error none is begun."""
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(work, items):
+            pass
 
 
 class Problem:
@@ -188,7 +202,7 @@ def _advice(problem: Problem, address: str) -> str:
     if problem.code in NO_BUCKET:
         return (
             "There is no such bucket there: check its name and "
-            f"{ENDPOINTS[service][-1]}, or make the bucket first."
+            f"{ENDPOINTS[service][0]}, or make the bucket first."
         )
     if problem.signs_in:
         return f"There are no credentials. Set {CREDENTIALS[service]} {NOT_EXPIRED}"
@@ -346,7 +360,7 @@ class Bucket:
 
     def _download(self, key: str, path: Path, size: int) -> bool:
         with _explained("read from", self.address):
-            result = self._get(key, {})
+            result = self._get(key, {"head": size > PART})  # comes in parts
         if result is None:
             return False
         if result.meta["size"] > size:
@@ -356,7 +370,7 @@ class Bucket:
             )
         with replacing(path) as partial:
             partial.touch()
-            if result.meta["size"] > PART:
+            if size > PART:
                 self._download_parts(key, result.meta, partial)
             else:
                 partial.write_bytes(b"".join(self._chunks(result, PART)))
@@ -376,9 +390,7 @@ class Bucket:
                 for chunk in self._chunks(result, PART):
                     file.write(chunk)
 
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            for _ in pool.map(fetch, range(0, meta["size"], PART)):
-                pass
+        together(fetch, range(0, meta["size"], PART), PARALLEL)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects that exist, in this order."""

@@ -178,7 +178,7 @@ def test_keys_of_a_bucket_are_escaped(s3, monkeypatch, tmp_path):
     key = f"study/bad-\x1b[31m-{'0' * 12}/run.json"
     boto3.client("s3").put_object(Bucket="benchmd-test", Key=key, Body=b"{}")
     lines = printed("list", f"{s3}/study")
-    assert any(r"bad-\x1b[31m" in line and "rename it" in line for line in lines), lines
+    assert any(r"bad-\x1b[31m" in line and "rename that" in line for line in lines), lines
     printed("list", f"{s3}/study\u202e\x1b[31m")
 
 
