@@ -1,9 +1,9 @@
 """For notebooks and programs: what commands do as functions, what they write as arrays and tables.
 
 What a function needs is imported when it is called. Paths are text or `pathlib.Path`; catalogs,
-stores and runs may be on S3, as text (``s3://bucket/prefix``). Where one path is expected an opened
-catalog or a run may be given, where several, a single one. Defaults are those of the commands;
-errors are `BenchmdError`.
+stores and runs may be in a bucket, as text (``s3://bucket/prefix``, ``gs://…``,
+``az://…``). Where one path is expected an opened catalog or a run may be given, where several, a
+single one. Defaults are those of the commands; errors are `BenchmdError`.
 
 Code of your own that a run or settings name (methods, networks) is imported where `allow` names it,
 and nowhere else: nothing that a store says is believed.
@@ -220,7 +220,7 @@ def build(
     Args:
         dataset: Name of its card.
         raw: Folder of the raw files.
-        out: Folder of the catalog, or its address on S3.
+        out: Folder of the catalog, or its address in a bucket.
         cards: Folders with cards of your own; they count for the rest of the process.
         policy: ``clean`` or ``released``.
         split_table: That BenchMD released, for ``released`` where there is one.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import boto3
 import edfio
 import made_catalogs
 import numpy as np
@@ -24,6 +25,7 @@ from made_once import MadeOnce
 from ports import free_ports
 from safetensors.torch import save_file
 from scipy.io import savemat
+from services import Service, started
 from small_runs import SMALL
 from stored import runs
 from stores import make_report_store
@@ -48,7 +50,6 @@ from benchmd_ray.modality.card_folders import card_folders
 from benchmd_ray.modality.modalities import modality
 from benchmd_ray.report.analysis import Analysis, analyse
 from benchmd_ray.runs.store import Run, read_run
-from benchmd_ray.storage.bucket import open_bucket
 
 pytest_plugins = ("tiers", "shared_ray")
 
@@ -116,11 +117,23 @@ def s3_server(surroundings: None) -> Iterator[S3Server]:
 @pytest.fixture
 def s3(s3_server: S3Server) -> Iterator[str]:
     """Address of a bucket, empty at first."""
-    bucket = open_bucket("s3://benchmd-test")
-    bucket._client.create_bucket(Bucket="benchmd-test")
-    yield bucket.address
-    bucket.delete(bucket.objects())
-    bucket._client.delete_bucket(Bucket="benchmd-test")
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="benchmd-test")
+    yield "s3://benchmd-test"
+    for item in client.list_objects_v2(Bucket="benchmd-test").get("Contents", ()):
+        client.delete_object(Bucket="benchmd-test", Key=item["Key"])
+    client.delete_bucket(Bucket="benchmd-test")
+
+
+@pytest.fixture
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
+    """The server and the address of an empty bucket of one of `SERVICES`."""
+    if request.param == "s3":
+        server = request.getfixturevalue("s3_server")
+        yield Service(request.getfixturevalue("s3"), server)
+        return
+    with started(request.param, tmp_path / "azurite") as service:
+        yield service
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +152,7 @@ def ray_cluster(surroundings: None) -> Iterator[None]:
     """
     import shared_ray  # here: pytest registers it once this module is imported
 
-    names = ("BENCHMD_", "AWS_", "OMP_", "RAY_gcs", "RAY_metrics")
+    names = ("BENCHMD_", "AWS_", "GOOGLE_", "AZURE_", "OMP_", "RAY_gcs", "RAY_metrics")
 
     def inherited() -> dict[str, str]:
         variables = {k: v for k, v in os.environ.items() if k.startswith(names)}

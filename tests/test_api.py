@@ -266,7 +266,7 @@ def test_code_is_imported_where_the_caller_allows_it(ecg_catalogs, tmp_path, mon
 def test_places_that_cannot_be_are_refused(ecg_catalogs, tmp_path, monkeypatch):
     with pytest.raises(BenchmdError, match="an address given as a path: give it as text"):
         benchmd_ray.pretrain(ecg_catalogs["ptb-xl"].path, "mae", Path("s3://lab/runs"))
-    with pytest.raises(BenchmdError, match="only catalogs and stores may be on S3"):
+    with pytest.raises(BenchmdError, match="only catalogs and stores may be in an object store"):
         benchmd_ray.build("ptb-xl", "s3://lab/raw", tmp_path / "out")
     monkeypatch.setenv("HOME", str(ecg_catalogs["ptb-xl"].path.parent))
     assert len(benchmd_ray.catalog("~/ptb-xl").torch("train")) > 0

@@ -15,8 +15,8 @@ from benchmd_ray.console.terminal import echo
 def cache() -> None:
     """Show the content of BENCHMD_CACHE, and free space in it.
 
-    It has decoded splits, computations and working files of searches on S3, all of which are made
-    again when needed.
+    It has decoded splits, computations and working files of searches in a bucket, all of which are
+    made again when needed.
     """
 
 

@@ -72,7 +72,7 @@ def catalog_list(*, as_json: bool) -> None:
 )
 @JSON
 def catalog_show(name: str, figures: Path | None, *, as_croissant: bool, as_json: bool) -> None:
-    """Show the dataset NAME, or the catalog in the folder (or at the address on S3) NAME.
+    """Show the dataset NAME, or the catalog in the folder (or at the address in a bucket) NAME.
 
     For a dataset: what to download, from where and on which terms, the layout of its folder, and
     the resulting catalog. For a catalog: its content.

@@ -34,14 +34,14 @@ class Real(click.FloatRange):
 
 
 class FolderType(click.Path):
-    """A folder, or an address on S3 if allowed; a file only if allowed."""
+    """A folder, or an address in an object store if allowed; a file only if allowed."""
 
     def __init__(
-        self, on_s3: Callable[[str], Any] | None = None, *, file_okay: bool = False
+        self, remote: Callable[[str], Any] | None = None, *, file_okay: bool = False
     ) -> None:
-        """`on_s3` converts an address to a location; without it an address is refused."""
+        """`remote` converts an address to a location; without it an address is refused."""
         super().__init__(path_type=Path, file_okay=file_okay)
-        self._on_s3 = on_s3
+        self._remote = remote
 
     def convert(
         self,
@@ -50,14 +50,18 @@ class FolderType(click.Path):
         ctx: click.Context | None,
     ) -> Any:
         """The folder or the location."""
+        from benchmd_ray.storage.address import FORMS, is_address, is_broken
+
         text = os.fspath(value)
-        if text.startswith("s3:/") and not text.startswith("s3://"):  # nor a folder's name
-            self.fail(f"{text} is not an address on S3: expected s3://BUCKET/PREFIX.", param, ctx)
-        if not text.startswith("s3://"):
+        if is_broken(text):  # nor a folder's name
+            why = f"{text} is not an address in an object store: expected {FORMS}."
+            self.fail(why, param, ctx)
+        if not is_address(text):
             return super().convert(value, param, ctx)
-        if self._on_s3 is None:  # otherwise a folder s3: would be made
-            self.fail("expected a folder: only catalogs and stores may be on S3.", param, ctx)
-        return self._on_s3(text)
+        if self._remote is None:  # otherwise a folder s3: would be made
+            why = "expected a folder: only catalogs and stores may be in an object store."
+            self.fail(why, param, ctx)
+        return self._remote(text)
 
 
 class UpstreamType(FolderType):
@@ -93,7 +97,9 @@ CATALOG = FolderType(_location)
 DATA = FolderType(_location, file_okay=True)
 """A catalog, a file, or a folder of files."""
 STORE = FolderType(_mirror)
-"""For options and arguments that name a store or runs; for S3, the folder that mirrors it."""
+"""For options and arguments that name a store or runs; for an address, the folder that
+mirrors it.
+"""
 SMALL_START = "small"
 """How the start of a benchmark that ``--small`` names ends."""
 RUNS = Path("runs")
@@ -312,7 +318,7 @@ def execution_options(command: F) -> F:
             type=STORE,
             default=RUNS,
             show_default=True,
-            help="Folder of all runs (on a cluster, on shared storage), or s3://BUCKET/PREFIX.",
+            help="Folder of all runs (on a cluster, on shared storage), or s3://…, gs://…, az://….",
         ),
     ):
         command = option(command)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     type=CATALOG,
     multiple=True,
     metavar="PATH",
-    help="A catalog, or a folder of catalogs, also on S3 (repeatable).",
+    help="A catalog, or a folder of catalogs, also in a bucket (repeatable).",
 )
 @click.option(
     "--also",

@@ -64,7 +64,8 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: boo
 @click.option(
     "--mirror",
     is_flag=True,
-    help="Remove only this machine's copies of weights of a store on S3, nothing from the store.",
+    help="Remove only this machine's copies of weights of a store in a bucket, nothing from the "
+    "store.",
 )
 def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> None:
     """Remove unneeded files of finished runs and leftovers of killed runs from each STORE.

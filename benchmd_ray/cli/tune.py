@@ -57,7 +57,7 @@ SMALL_FIXED = (
     type=CATALOG,
     multiple=True,
     metavar="PATH",
-    help="A catalog, or a folder of catalogs, also on S3 (repeatable). Targets are evaluated "
+    help="A catalog, or a folder of catalogs, also in a bucket (repeatable). Targets are evaluated "
     "after the search.",
 )
 @PRETRAIN_ON

@@ -329,7 +329,7 @@ def require_shared(folder: Path) -> None:
         raise BenchmdError(
             f"{seen.count(False)} of the cluster's {len(nodes)} nodes cannot see {folder}, where "
             "the run's checkpoints are written: name a store that all nodes share under the same "
-            "path; with a store on S3, set BENCHMD_CACHE to such a folder on every node."
+            "path; with a store in a bucket, set BENCHMD_CACHE to such a folder on every node."
         )
 
 

@@ -89,7 +89,7 @@ def build(
     Args:
         name: Name of the dataset's card.
         raw: Folder with the raw files in one of the card's layouts.
-        out: Folder of the catalog, or its address on S3.
+        out: Folder of the catalog, or its address in a bucket.
         policy: ``clean`` or ``released``.
         split_table: Split table that BenchMD released, for ``released`` where there is one.
         options: Values of the card's options, instead of its defaults.

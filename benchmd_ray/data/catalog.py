@@ -1,8 +1,8 @@
 """Catalogs: a folder with ``manifest.json``, written last, and ``shards/<split>-<n>.parquet``.
 
-The folder may be on S3. A catalog never changes once it has its manifest, which lists each shard's
-size and SHA-256. A process checks an S3 manifest by its ETag when it opens the catalog, and each
-shard by its SHA-256 whenever it is fetched, always whole.
+The folder may be in a bucket. A catalog never changes once it has its manifest, which lists each
+shard's size and SHA-256. A process checks a bucket's manifest by its ETag when it opens the
+catalog, and each shard by its SHA-256 whenever it is fetched, always whole.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MANIFEST = "manifest.json"
 LOOKED_AT, NAMED = 50, 3
 """Of the folders of one that is not a catalog: how many are looked at, and named at most."""
 AHEAD = 8
-"""Shards of S3 that are fetched at once; so many are in memory."""
+"""Shards of a bucket that are fetched at once; so many are in memory."""
 REBUILD = "Remove the folder and build the catalog again."
 REMEDY = "Remove it and build the catalog again."
 
@@ -62,7 +62,7 @@ class Shard(NamedTuple):
     def opened(self) -> Iterator[pq.ParquetFile]:
         """The shard as an open file, checked by SHA-256 and schema.
 
-        A local file is hashed once per process unless it changes; one of S3 whenever it is fetched.
+        A local file is hashed once per process unless it changes; an object whenever it is fetched.
 
         Raises:
             BenchmdError: It is missing or altered, or the bucket cannot be reached.
@@ -73,7 +73,7 @@ class Shard(NamedTuple):
             yield file
 
     def require_whole(self) -> None:
-        """Check the SHA-256 of a local file; one on S3 is checked whenever it is fetched."""
+        """Check the SHA-256 of a local file; one in a bucket is checked whenever it is fetched."""
         if isinstance(self.path, Path):
             require_sha256(self.path, self.sha256, REMEDY)
 
@@ -183,7 +183,7 @@ class Catalog:
         ]
 
     def tables(self, split: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The rows of each shard of a split, in order; shards on S3 are fetched ahead."""
+        """The rows of each shard of a split, in order; shards in a bucket are fetched ahead."""
         shards = self.shards(split)
         if isinstance(self.path, Path):
             yield from (shard.table(columns) for shard in shards)
@@ -230,7 +230,7 @@ class Catalog:
 
 
 def _source(shard: Shard) -> Path | pa.BufferReader:
-    """What Parquet readers read: the file, or what was fetched from S3, checked by SHA-256."""
+    """What Parquet readers read: the file, or what was fetched of an object, checked by SHA-256."""
     shard.require_whole()
     if isinstance(shard.path, Path):
         return shard.path
@@ -287,7 +287,7 @@ def _require_allowed(path: Location) -> None:
 
 
 def _catalogs_in(path: Location, folders: Sequence[str]) -> list[Location]:
-    """Some of the catalogs just below a folder; few are looked at, as each may be on S3."""
+    """Some of the catalogs just below a folder; few are looked at, as each may be in a bucket."""
     below = [path / name for name in sorted(folders)[:LOOKED_AT]]
     return [folder for folder in below if read_again(folder / MANIFEST) is not None][:NAMED]
 

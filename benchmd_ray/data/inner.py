@@ -54,7 +54,7 @@ PART = "inner splits"
 AGAIN = 1_000_000
 """Added to the seed of a cut for the one that fills up its evaluations."""
 WAIT_SECONDS = 1.0
-"""How often a machine looks whether another one has written a catalog on S3."""
+"""How often a machine looks whether another one has written a catalog in a bucket."""
 SEED = 18
 """Of the first cut; the same for all searches, so that all are scored on the same patients."""
 

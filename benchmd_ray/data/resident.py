@@ -1,7 +1,7 @@
 """What a node keeps of a split below ``BENCHMD_CACHE``, by the catalog's digest.
 
-The decoded signals, memory-mapped and so shared within the node; and of a catalog on S3 the other
-columns, so that no shard is fetched again for a label. One pass over the shards writes both;
+The decoded signals, memory-mapped and so shared within the node; and of a catalog in a bucket the
+other columns, so that no shard is fetched again for a label. One pass over the shards writes both;
 reading only the columns is a pass of its own.
 """
 

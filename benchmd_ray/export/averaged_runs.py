@@ -41,7 +41,7 @@ def exported_runs(places: Sequence[Path | Run]) -> list[Run]:
         if isinstance(place, Run):
             runs.append(place)
             continue
-        if place.parent.name == SEARCHES:  # of a store that may be on S3
+        if place.parent.name == SEARCHES:  # of a store that may be in a bucket
             backing_of(place.parent.parent).refresh_store()
         runs += fold_runs(place) if (place / SEARCH).is_file() else [read_run(place)]
     return runs

@@ -25,7 +25,7 @@ EXTRAS: Mapping[str, Extra] = {
     "deepspeed": Extra(("deepspeed",), "training by several workers (execution.workers), and ZeRO"),
     "monai": Extra(("monai",), "networks of MONAI, segmentation"),
     "wandb": Extra(("wandb",), "Weights & Biases (--wandb)"),
-    "s3": Extra(("boto3",), "catalogs and stores on S3"),
+    "cloud": Extra(("obstore",), "catalogs and stores in object stores (S3, Google, Azure)"),
     "hub": Extra(("huggingface_hub",), "downloads of ImageNet weights"),
     "transformers": Extra(("transformers",), "encoders of transformers (--from hf:FOLDER)"),
     "onnx": Extra(("onnx", "onnxscript", "onnxruntime"), "benchmd export --onnx"),

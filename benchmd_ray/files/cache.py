@@ -1,7 +1,7 @@
-"""The machine's cache below ``BENCHMD_CACHE``: splits, computations, files of searches on S3.
+"""The machine's cache below ``BENCHMD_CACHE``: splits, computations, files of searches in a bucket.
 
-Everything in the cache is recomputed when missing. Local mirrors of stores on S3 and leases are in
-the same folder but are not part of the cache: they may have unpublished work.
+Everything in the cache is recomputed when missing. Local mirrors of stores in a bucket and leases
+are in the same folder but are not part of the cache: they may have unpublished work.
 """
 
 from __future__ import annotations

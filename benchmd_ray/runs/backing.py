@@ -1,7 +1,7 @@
 """The storage interface of a run store.
 
-`runs.places` chooses the `Backing` of a store: for a folder this one, with only local locks; for S3
-`runs.remote.Mirrored`, whose local folder mirrors the bucket.
+`runs.places` chooses the `Backing` of a store: for a folder this one, with only local locks; for an
+address `runs.remote.Mirrored`, whose local folder mirrors the bucket.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ counting them.
 class Backing:
     """A store in a folder.
 
-    Runs are identified by their folder. On S3, methods that access the bucket raise `BucketError`
-    if it cannot be reached, and `Busy` if another machine is working.
+    Runs are identified by their folder. In a bucket, methods that access the bucket raise
+    `BucketError` if it cannot be reached, and `Busy` if another machine is working.
     """
 
     store: Path
-    on_s3: ClassVar[bool] = False
-    """Whether the store is on S3, its folder being this machine's mirror."""
+    in_bucket: ClassVar[bool] = False
+    """Whether the store is in a bucket, its folder being this machine's mirror."""
 
     def refresh(self, run: Path) -> None:
         """Bring the small files of a run up to date."""

@@ -1,4 +1,4 @@
-"""The local mirror of a store on S3: a folder like that of any store, filled from the bucket.
+"""The local mirror of a store in a bucket: a folder like that of any store, filled from the bucket.
 
 Small files are pulled when a run is opened; weights and checkpoints when they are needed. A hidden
 index in each run's folder has the bucket's ETag of each file (see `runs.remote`).
@@ -46,7 +46,7 @@ from benchmd_ray.runs.files import (
     SEARCH,
     SEARCHES,
 )
-from benchmd_ray.storage.bucket import Bucket, Object
+from benchmd_ray.storage.bucket import Bucket, Object, together
 
 PENDING = ".done.json"
 """``done.json`` of a finished run that could not be published."""
@@ -290,15 +290,19 @@ def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]
     # Noted before they are written, so that they are pulled again if the process is killed.
     mirror.note({name: [objects[name].etag] for name in names})
     pulled: dict[str, list[Any] | None] = {}
+
+    def pull(name: str) -> None:
+        path, there = mirror.folder / name, objects[name]
+        if mirror.bucket.download(mirror.key(name), path, there.size):
+            os.utime(path, (there.modified, there.modified))  # when a session last wrote it
+            pulled[name] = [there.etag, *state(path.stat())]
+        else:
+            remove(path)
+            pulled[name] = None
+
     try:
-        for name in names:
-            path, there = mirror.folder / name, objects[name]
-            if mirror.bucket.download(mirror.key(name), path, there.size):
-                os.utime(path, (there.modified, there.modified))  # when a session last wrote it
-                pulled[name] = [there.etag, *state(path.stat())]
-            else:
-                remove(path)
-                pulled[name] = None
+        together(pull, [name for name in names if name not in (DONE, RESULT)])
+        together(pull, [name for name in names if name in (DONE, RESULT)])
     finally:
         mirror.note(pulled)
 
@@ -337,11 +341,14 @@ def _pull_checkpoint(mirror: Mirror, name: str, objects: Mapping[str, Object]) -
     partial = mirror.folder / CHECKPOINTS / f"{TEMPORARY}{step}"
     remove(partial)
     start = f"{CHECKPOINTS}/{name}/"
-    for key, there in objects.items():
-        file = key.removeprefix(start)
-        if key.startswith(start) and _harmless(file):
-            if not mirror.bucket.download(mirror.key(key), partial / file, there.size):
-                raise BucketError(f"{mirror.key(key)} vanished while it was read: try again.")
+
+    def pull(key: str) -> None:
+        path, size = partial / key.removeprefix(start), objects[key].size
+        if not mirror.bucket.download(mirror.key(key), path, size):
+            raise BucketError(f"{mirror.key(key)} vanished while it was read: try again.")
+
+    files = [key for key in objects if key.startswith(start)]
+    together(pull, [key for key in files if _harmless(key.removeprefix(start))])
     flush(partial)
     partial.rename(partial.with_name(step))
     mirror.note({STEP: [name]})

@@ -1,4 +1,4 @@
-"""Publishing of a run in a store on S3, during and at the end of a session.
+"""Publishing of a run in a store in a bucket, during and at the end of a session.
 
 All writes need the run's lease; `runs.remote` states the invariants.
 """
@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from benchmd_ray.errors import BucketError, Transient
 from benchmd_ray.files.atomic import remove
 from benchmd_ray.files.integrity import write_hashed_json
 from benchmd_ray.runs.files import CHECKPOINT, CHECKPOINTS, DONE
-from benchmd_ray.runs.mirror import PENDING, STEP, Mirror, changed, local_files, state
+from benchmd_ray.runs.mirror import LAST, PENDING, STEP, Mirror, changed, local_files, state
+from benchmd_ray.storage.bucket import together
 from benchmd_ray.storage.lease import Lease, LeaseLost
 
 PUBLISH_SECONDS = 30.0
@@ -66,28 +68,32 @@ class Publication:
         try:
             step = self._snapshot(snapshot) if checkpoint else None
             files = [*local_files(self._mirror.folder)]
-            for name, path in (
-                *files,
-                *files,
-            ):  # a pair replaced between the two uploads is published again
-                self.push_file(name, path)
+            for _ in range(2):  # a pair replaced between the two uploads is published again
+                self.push_files(files)
             if step is not None:
                 self._push_checkpoint(snapshot, step)
         finally:
             remove(snapshot)
 
-    def push_file(self, name: str, path: Path) -> None:
-        """Publish a file, if it has changed."""
-        mirror = self._mirror
-        if not changed(path, mirror.index().get(name)):
-            return
-        self._lease.require()
-        with path.open(
-            "rb"
-        ) as file:  # an open file stays the same if the path is replaced meanwhile
-            stat = os.fstat(file.fileno())
-            etag = mirror.bucket.upload(file, stat.st_size, mirror.key(name))
-        mirror.note({name: [etag, *state(stat)]})
+    def push_files(self, files: Iterable[tuple[str, Path]]) -> None:
+        """Publish files that have changed, several at once; those that refer to others last."""
+        mirror, index = self._mirror, self._mirror.index()
+        due = {name: path for name, path in files if changed(path, index.get(name))}
+        pushed: dict[str, list[Any] | None] = {}
+
+        def push(name: str) -> None:
+            self._lease.require()
+            # An open file stays the same if the path is replaced meanwhile.
+            with due[name].open("rb") as file:
+                stat = os.fstat(file.fileno())
+                etag = mirror.bucket.upload(file, stat.st_size, mirror.key(name))
+            pushed[name] = [etag, *state(stat)]
+
+        try:
+            together(push, [name for name in due if name not in LAST])
+            together(push, [name for name in LAST if name in due], threads=1)
+        finally:
+            mirror.note(pushed)
 
     def finish(self, done: dict[str, Any], keep_checkpoint: bool) -> None:
         """Publish the rest and then ``done.json``, there and here.
@@ -118,13 +124,13 @@ class Publication:
 
     def _put_done(self, path: Path) -> str:
         mirror, data = self._mirror, path.read_bytes()
-        etag = mirror.bucket.write(mirror.key(DONE), data, new=True)
-        if etag is not None:
-            return etag
+        version = mirror.bucket.write(mirror.key(DONE), data, new=True)
+        if version is not None:
+            return version.etag
         there = mirror.bucket.read(mirror.key(DONE))
         if there is None or there.data != data:  # otherwise an earlier try wrote it
             raise LeaseLost(f"another machine has finished {mirror.address}: check again.")
-        return there.etag
+        return there.version.etag
 
     def _regularly(self) -> None:
         while not self._stop.wait(PUBLISH_SECONDS):
@@ -167,12 +173,16 @@ class Publication:
 
     def _push_checkpoint(self, snapshot: Path, step: str) -> None:
         mirror, name = self._mirror, f"{step}.{self._lease.session}"
-        files = [path for path in snapshot.rglob("*") if path.is_file()]
-        for path in sorted(files, key=lambda path: path == snapshot / CHECKPOINT):
+        last = snapshot / CHECKPOINT
+
+        def push(path: Path) -> None:
             self._lease.require()
             key = mirror.key(f"{CHECKPOINTS}/{name}/{path.relative_to(snapshot).as_posix()}")
             with path.open("rb") as file:
                 mirror.bucket.upload(file, path.stat().st_size, key)
+
+        together(push, [path for path in snapshot.rglob("*") if path.is_file() and path != last])
+        push(last)
         mirror.note({STEP: [name]})
         self._delete_checkpoints(but=name)
 

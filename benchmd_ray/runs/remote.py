@@ -1,8 +1,8 @@
-"""A store on S3: runs are worked on under a lease, and published during the work.
+"""A store in a bucket: runs are worked on under a lease, and published during the work.
 
-Each machine mirrors a store on S3 in a folder (`runs.mirror`); all other code works on that folder,
-and accesses S3 only through a `runs.backing.Backing`. Invariants that hold whenever a process is
-killed:
+Each machine mirrors a store in a bucket in a folder (`runs.mirror`); all other code works on that
+folder, and accesses the bucket only through a `runs.backing.Backing`. Invariants that hold
+whenever a process is killed:
 
 1. Only one session works on a run. It holds the run's lease (`storage.lease`), taken and renewed
    only by conditional puts, and the mirror's local lock. Objects are put and deleted only while the
@@ -61,10 +61,10 @@ PRUNES = "pruning.json"
 
 @dataclass(frozen=True)
 class Mirrored(Backing):
-    """A store on S3: a bucket and the local folder that mirrors it."""
+    """A store in a bucket: a bucket and the local folder that mirrors it."""
 
     bucket: Bucket
-    on_s3: ClassVar[bool] = True
+    in_bucket: ClassVar[bool] = True
 
     def mirror(self, run: Path) -> Mirror:
         """The mirror in a run's folder."""
@@ -185,7 +185,9 @@ class Mirrored(Backing):
         Another machine that has not reached the bucket for `LEASE_SECONDS` is not counted.
         """
         here, count = super()._keepers(), 0
-        for key in self.bucket.objects(KEEPS):
+        for key in self.bucket.entries()[0]:
+            if not key.startswith(KEEPS):
+                continue
             try:
                 require_free(self.bucket, key, f"the store {self.store}")
             except Busy:
@@ -226,7 +228,7 @@ class Mirrored(Backing):
             publication = Publication(mirror, lease)
             publication.delete([name for name in objects if name.partition("/")[0] in names])
             yield
-            publication.push_file(HISTORY, run / HISTORY)
+            publication.push_files([(HISTORY, run / HISTORY)])
 
     def has_copy_of(self, path: Path) -> bool:
         """Whether a file of a run is the published one."""
@@ -235,7 +237,7 @@ class Mirrored(Backing):
 
 
 def mirrored(store: Path, address: str) -> Mirrored:
-    """The store on S3 at an address; the bucket is not accessed yet."""
+    """The store in a bucket at an address; the bucket is not accessed yet."""
     return Mirrored(store, open_bucket(address))
 
 
@@ -277,8 +279,8 @@ def _publish_predictions(publication: Publication, run: Path, path: Path, what: 
     try:
         folders = (path.stem, f"{path.stem}.*")  # of a separate method, such as a baseline
         named = sorted(file for name in folders for file in path.parent.glob(f"{name}/[!.]*"))
-        for file in (*named, path.with_name(f"{path.name}{SUFFIX}"), path):
-            publication.push_file(file.relative_to(run).as_posix(), file)
+        for files in (named, [path.with_name(f"{path.name}{SUFFIX}")], [path]):
+            publication.push_files((file.relative_to(run).as_posix(), file) for file in files)
     except BucketError as error:
         raise Transient(
             f"{what} are written but could not be published: {error} They are kept in {path}: the "

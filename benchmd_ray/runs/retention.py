@@ -107,14 +107,14 @@ def release(run: Run, keep: Keep) -> int:
 
 
 def drop_copies(store: Path, *, dry_run: bool = False) -> Pruned:
-    """Remove this machine's copies of weights in a store on S3; they are pulled again when needed.
+    """Remove this machine's copies of weights of a store in a bucket; they are pulled when needed.
 
     Raises:
-        BenchmdError: The store is not on S3.
+        BenchmdError: The store is not in a bucket.
     """
     backing = backing_of(store)
-    if not backing.on_s3:
-        raise BenchmdError(f"{store} has no mirror: name a store on S3, s3://BUCKET/PREFIX.")
+    if not backing.in_bucket:
+        raise BenchmdError(f"{store} has no mirror: name a store in a bucket, s3://BUCKET/PREFIX.")
     removals: list[Removal] = []
     runs, left = _runs_of(store)
     for run in runs:
@@ -164,7 +164,7 @@ def _runs_of(store: Path) -> tuple[list[Run], list[str]]:
 
 
 def _require_store(store: Path) -> None:
-    if not backing_of(store).on_s3 and not any(store.glob(f"*/{RUN}")):
+    if not backing_of(store).in_bucket and not any(store.glob(f"*/{RUN}")):
         raise BenchmdError(
             f"{store} is not a store: it has no folder of a run. Name the folder given to --store; "
             "nothing was removed."

@@ -3,7 +3,7 @@
 A run folder holds ``run.json``, what training and evaluation write, ``history.jsonl`` and
 ``done.json`` once it is finished. A finished run is never done twice; an unfinished one is resumed.
 Files are verified by their hash when they are read, and the folder's name by the determinants.
-`runs.backing` is the only interface to a store's storage; a store on S3 has a local mirror.
+`runs.backing` is the only interface to a store's storage; a store in a bucket has a local mirror.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def working(run: Run, device: str | None = None, keep: Keep = "models") -> Itera
 
     Raises:
         Busy: Another process works on it, or has just finished it.
-        BenchmdError: Its store is on S3 and cannot be reached when the work begins or ends.
+        BenchmdError: Its store is in a bucket and cannot be reached when the work begins or ends.
     """
     folder = run.folder
     with backing_of(folder.parent).working(folder) as finish:
@@ -205,7 +205,7 @@ def scoring(run: Run, dataset: str, evaluation: str = CLASSIFIED.evaluation) -> 
 
 
 def require_weights(run: Run) -> None:
-    """Make sure that a finished run's weights are here; from a store on S3 they are pulled.
+    """Make sure that a finished run's weights are here; from a store in a bucket they are pulled.
 
     Raises:
         Damaged: They are not those that the run recorded.
@@ -253,7 +253,7 @@ def _done(run: Run) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run's folder; an unfinished run in a store on S3 is refreshed from the bucket.
+    """Read a run's folder; an unfinished run in a store in a bucket is refreshed from the bucket.
 
     Raises:
         Damaged: A file was changed, or the folder is named for another run.

@@ -2,7 +2,7 @@
 
 Several commands may write it at the same time; each line names its session. With
 ``BENCHMD_LOG=json`` the lines also go to standard error, instead of progress and messages. For a
-store on S3 it is in the mirror.
+store in a bucket it is in the mirror.
 """
 
 from __future__ import annotations

@@ -129,12 +129,14 @@ def several(places: Any) -> tuple[Any, ...]:
 
 def _text(place: object) -> str:
     """A path or an address as text."""
+    from benchmd_ray.storage.address import is_address, is_broken
+
     text = str(place)
-    if text.startswith("s3:") and not text.startswith("s3://"):
+    if is_broken(text):
         raise BenchmdError(
-            f"{text} is an address given as a path: give it as text, s3://BUCKET/PREFIX."
+            f"{text} is an address given as a path: give it as text, {text[:2]}://BUCKET/PREFIX."
         )
-    return text if text.startswith("s3://") else str(Path(text).expanduser())
+    return text if is_address(text) else str(Path(text).expanduser())
 
 
 def as_location(place: Place) -> Location:
@@ -144,8 +146,12 @@ def as_location(place: Place) -> Location:
 
 
 def as_folder(place: PathLike) -> Path:
-    if (text := _text(place)).startswith("s3://"):
-        raise BenchmdError(f"{text}: expected a path, only catalogs and stores may be on S3.")
+    from benchmd_ray.storage.address import is_address
+
+    if is_address(text := _text(place)):
+        raise BenchmdError(
+            f"{text}: expected a path, only catalogs and stores may be in an object store."
+        )
     return Path(text)
 
 

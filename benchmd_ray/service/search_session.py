@@ -271,7 +271,7 @@ class Session:
         return study
 
     def _working(self) -> AbstractContextManager[None]:
-        """Prevent other processes from clearing this machine's folder of a search on S3."""
+        """Prevent other processes from clearing this machine's folder of a search in a bucket."""
         if isinstance(self.work.folder, Path):
             return nullcontext()
         return locked(self.work.local / "locks" / "search", f"the search {self.plan.name}")
@@ -334,9 +334,9 @@ class Session:
         if written > study.begun:
             raise BenchmdError(
                 f"{shown(self.folder)} has {count_of(written, 'trial')}, and its journal "
-                f"{study.begun}. That of a search in a folder is study.log, that of one on S3 is "
-                "journal/: continue a search where it was started, or remove that folder to start "
-                "over."
+                f"{study.begun}. That of a search in a folder is study.log, that of one in a "
+                "bucket is journal/: continue a search where it was started, or remove that folder "
+                "to start over."
             )
 
     def _ended(self, limits: Limits, number: int) -> None:

@@ -55,7 +55,7 @@ def execute_item(
 
     Args:
         item: The item; its settings have device and precision resolved.
-        store: The store of all runs, as in commands: for S3, each machine has its own mirror.
+        store: The store of all runs, as in commands: for an address, each machine has a mirror.
         upstream: Folder name of the run that it depends on.
         name: Folder name of its own run, if known; `FAILURE` is written there.
         weights: File of ImageNet weights; None downloads them.

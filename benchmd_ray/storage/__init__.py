@@ -1,1 +1,1 @@
-"""Common functions for folders and S3 buckets, and leases."""
+"""Common functions for folders and buckets, and leases."""

@@ -1,64 +1,83 @@
-"""The only client of S3: lists, reads, writes and deletes objects below a prefix.
+"""The only client of object stores: lists, reads, writes and deletes objects below a prefix.
 
-Address, region and credentials come from the standard AWS environment and configuration; boto3
-keeps them only in memory. Failing calls raise `BucketError`, which says what to check.
+Addresses of servers, regions and credentials come from the environment; obstore keeps them only in
+memory. It also retries requests and bodies that were cut off. Failing calls raise `BucketError`,
+which says what to check.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from benchmd_ray.errors import BenchmdError, BucketError
 from benchmd_ray.extensions.extras import importing
 from benchmd_ray.files.atomic import MAX_BYTES, replacing
-from benchmd_ray.storage.address import normal, split_address, without_key
+from benchmd_ray.storage.address import ENDPOINTS, normal, split_address, without_key
+
+if TYPE_CHECKING:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    Store = S3Store | GCSStore | AzureStore
 
 CONNECT_SECONDS = 5
-READ_SECONDS = 60
-ATTEMPTS = 3
-SMALL = 8 * 2**20
-"""Largest size in bytes of a file that is read into memory before it is sent, as it may grow
-meanwhile.
+READ_SECONDS = 120
+REQUEST_SECONDS = 3600
+RETRY_SECONDS, ATTEMPTS = 5, 3
+"""For how long, and how often, a request is sent to a server that is away.
+
+For longer `storage.patience` retries, as no signal is handled while obstore waits.
 """
-ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
-REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409", "404")
-"""Error codes of a conditional write whose condition does not hold."""
-MISSING = ("NoSuchKey", "404", "NotFound")
-SAME = ("304", "NotModified")
-LATER = ("RequestTimeout", "SlowDown", "Throttling", "TooManyRequests", "429")
-"""Error codes that allow a retry, in addition to HTTP status 500 and above."""
-DENIED = {
-    "AccessDenied",
-    "AllAccessDisabled",
-    "ExpiredToken",
-    "Forbidden",
-    "InvalidAccessKeyId",
-    "InvalidToken",
-    "SignatureDoesNotMatch",
-    "TokenRefreshRequired",
-    "401",
-    "403",
+PART = 8 * 2**20
+"""Bytes of the parts in which a larger object is transferred."""
+PARALLEL, MOST_PARTS = 4, 9000
+VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "AZURITE_")
+DENIED = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
+"""Codes of refused credentials, in addition to HTTP status 401 and 403."""
+NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+SIGNING_IN = re.compile(
+    r"token request|/latest/api/token|/latest/meta-data|169\.254\.|Account must be specified"
+)
+"""In an error of the client that looked for credentials, perhaps at the machine's own service."""
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (those of an "
+    "AWS_PROFILE by `aws configure export-credentials --format env`), or give the machine a role",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, the file of a service account's key or of `gcloud auth "
+    "application-default login`, or give the machine a service account",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, "
+    "or give the machine an identity",
 }
-NETWORK = (
-    "Check the address, the network, the AWS environment (AWS_ENDPOINT_URL, AWS_PROFILE, "
-    "AWS_REGION, …) and the permissions."
+NOT_EXPIRED = (
+    "(on a cluster: on every node). They must not have expired and must allow listing, reading "
+    "and writing."
 )
-CREDENTIALS = (
-    "AWS_PROFILE, or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (on a "
-    "cluster: on every node), which must not have expired and must allow listing, reading and "
-    "writing."
-)
-NO_BUCKET = (
-    "There is no such bucket there: check its name and AWS_ENDPOINT_URL, or make the bucket first."
-)
+
+
+class Replaced(BucketError):
+    """An object was replaced while it was read."""
+
+    away = True
+
+
+class Version(NamedTuple):
+    """What identifies the content of an object, for conditional writes."""
+
+    etag: str
+    generation: str | None = None
+    """Google's number of the version."""
+
+
+NO_VERSION = Version('"0"', "1")
+"""That of no object."""
 
 
 @dataclass(frozen=True)
@@ -73,82 +92,128 @@ class Content:
     """A small object."""
 
     data: bytes
-    etag: str
-    age: float
-    """Seconds since it was written; both times are the server's."""
+    version: Version
+    modified: float
+    """When it was written, in seconds by the server's clock."""
 
 
 def open_bucket(address: str) -> Bucket:
     """The bucket at ``s3://bucket/prefix``; it is not accessed yet.
 
     Raises:
-        BenchmdError: The address is invalid, boto3 is not installed or its configuration is wrong.
+        BenchmdError: The address is invalid, obstore is not installed or its configuration is
+            wrong.
     """
-    return Bucket(normal(address), _client(tuple(os.environ.get(name) for name in ENVIRONMENT)))
+    address = normal(address)
+    environment = (f"{k}={v}" for k, v in os.environ.items() if k.startswith(VARIABLES))
+    service, name, _ = split_address(address)
+    return Bucket(address, _store(service, name, tuple(sorted(environment))))
 
 
-@functools.lru_cache(maxsize=4)
-def _client(environment: tuple[str | None, ...]) -> Any:
-    """An S3 client for this environment, which threads may share."""
-    with importing("boto3", "S3"):
-        boto3 = importlib.import_module("boto3")
-        config = importlib.import_module("botocore.config").Config
-    retries = {"total_max_attempts": ATTEMPTS, "mode": "standard"}
-    with _explained("set up a client for", "S3"):
-        return boto3.session.Session().client(
-            "s3",
-            config=config(
-                connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS, retries=retries
-            ),
+@functools.lru_cache(maxsize=8)
+def _store(service: str, name: str, environment: tuple[str, ...]) -> Store:
+    """A client for this environment, which threads may share."""
+    with importing("obstore", "An object store"):
+        from obstore.store import AzureStore, GCSStore, S3Store
+    if "AWS_PROFILE" in os.environ and "AWS_ACCESS_KEY_ID" not in os.environ and service == "s3":
+        raise BenchmdError(
+            "AWS_PROFILE is set, but profiles are not read: set the profile's keys by "
+            '`eval "$(aws configure export-credentials --format env)"`, or unset it.'
         )
+    insecure = any(os.environ.get(each, "").startswith("http://") for each in ENDPOINTS[service])
+    client: dict[str, Any] = {
+        "allow_http": insecure,
+        "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+        "read_timeout": timedelta(seconds=READ_SECONDS),
+        "timeout": timedelta(seconds=REQUEST_SECONDS),
+    }
+    bundle = os.environ.get("AWS_CA_BUNDLE")
+    if bundle and not insecure:
+        try:
+            client["root_certificate"] = Path(bundle).read_bytes()
+        except OSError as error:
+            raise BenchmdError(f"AWS_CA_BUNDLE, a file of certificates: {error}.") from error
+    options: dict[str, Any] = {
+        "client_options": client,
+        "retry_config": {
+            "max_retries": ATTEMPTS - 1,
+            "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+        },
+    }
+    with _explained("set up a client for", f"{service}://{name}"):
+        if service == "s3":  # not every server can delete several objects at once
+            return S3Store(name, disable_bulk_delete=True, **options)
+        return (GCSStore if service == "gs" else AzureStore)(name, **options)
 
 
 @contextmanager
 def _explained(what: str, address: str) -> Iterator[None]:
-    from boto3.exceptions import Boto3Error
-    from botocore import exceptions
-    from botocore.exceptions import BotoCoreError, ClientError
-    from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
+    """Turn the client's errors into `BucketError`; within it only the client is called."""
+    from obstore.exceptions import BaseError, PreconditionError
 
-    torn = (RetriesExceededError, S3DownloadFailedError)
-    lost = (
-        *torn,  # the object was replaced meanwhile, or its content was cut off repeatedly
-        exceptions.ConnectionError,
-        exceptions.HTTPClientError,
-        exceptions.IncompleteReadError,
-    )
     try:
         yield
-    except (Boto3Error, BotoCoreError, ClientError, *torn) as error:
-        message = without_key(str(error)).rstrip(".")
-        explained = BucketError(f"cannot {what} {address}: {message}. {_advice(error)}")
-        explained.away = isinstance(error, lost) or _status(error) >= 500
-        explained.away |= _status(error) == 429 or _code(error) in LATER
-        raise explained from error
+    except (BaseError, FileNotFoundError, ValueError) as error:
+        problem = Problem(str(error))
+        message = f"cannot {what} {address}: {problem.message}. {_advice(problem, address)}"
+        if isinstance(error, PreconditionError):
+            raise Replaced(message) from None
+        explained = BucketError(message)
+        explained.away = problem.away
+        raise explained from None  # the client's text may have keys
 
 
-def _advice(error: Exception) -> str:
-    from botocore.exceptions import NoCredentialsError, PartialCredentialsError
-
-    code = _code(error)
-    if isinstance(error, NoCredentialsError | PartialCredentialsError):
-        return f"Set {CREDENTIALS}"
-    if code in DENIED:
-        return f"The server refuses these credentials: check {CREDENTIALS}"
-    return NO_BUCKET if code == "NoSuchBucket" else NETWORK
+def together(work: Callable[[Any], object], items: Iterable[Any], threads: int = 16) -> None:
+    """Call for several items at once; after an error none is begun."""
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(work, items):
+            pass
 
 
-def _code(error: Exception) -> str:
-    return str(_answer(error).get("Error", {}).get("Code", ""))
+class Problem:
+    """What an error of the client says, without the parts of addresses that may be keys."""
+
+    def __init__(self, text: str) -> None:
+        text, _, details = text.partition("\n\nDebug source:")
+        status = re.search(r"status code: (\d{3}) ?([^:\n<{]*)", text)
+        self.status = int(status[1]) if status else 0
+        self.code = (re.findall(r"<Code>(\w+)</Code>", text) or [""])[0]
+        self.signs_in = SIGNING_IN.search(text) is not None
+        if status:
+            said = re.search(r"<Message>([^<\n]*)", text)
+            parts = [f"status {status[1]} {status[2]}".strip(), self.code, said[1] if said else ""]
+            self.message = ": ".join(filter(None, parts)).rstrip(".")
+        elif "IncompleteBody" in details:
+            self.message = "HTTP error: the answer was cut off"
+        else:
+            reason = re.search(r'message: "([^"\n]*)"', details)
+            message = re.sub(r"\?[^\s:]*", "", without_key(text.replace("\n", " ")))
+            self.message = f"{message} ({reason[1]})" if reason else message.rstrip(".")
+
+    @property
+    def away(self) -> bool:
+        """Whether the server gave no answer of use, and may give one later."""
+        later = self.status >= 500 or self.status in (408, 429) or self.code == "RequestTimeout"
+        return later or "HTTP error" in self.message
 
 
-def _status(error: Exception) -> int:
-    return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-def _answer(error: Exception) -> dict[str, Any]:
-    answer: dict[str, Any] = getattr(error, "response", None) or {}
-    return answer
+def _advice(problem: Problem, address: str) -> str:
+    service = split_address(address)[0]
+    if problem.code in NO_BUCKET:
+        return (
+            "There is no such bucket there: check its name and "
+            f"{ENDPOINTS[service][0]}, or make the bucket first."
+        )
+    if problem.signs_in:
+        return f"There are no credentials. Set {CREDENTIALS[service]} {NOT_EXPIRED}"
+    if problem.status in (401, 403) or problem.code in DENIED:
+        return f"The server refuses these credentials: check {CREDENTIALS[service]} {NOT_EXPIRED}"
+    if "invalid path" in problem.message:
+        return "Remove or rename that object: it has an empty part, '..' or a control character."
+    return (
+        f"Check the address, the network, the environment ({ENDPOINTS[service][0]}, "
+        "AWS_REGION, …) and the permissions."
+    )
 
 
 @dataclass(frozen=True)
@@ -156,46 +221,46 @@ class Bucket:
     """Objects below an address; keys are relative to it."""
 
     address: str
-    _client: Any
+    _store: Store
 
     @property
-    def _place(self) -> tuple[str, str]:
-        name, prefix = split_address(self.address)
-        return name, f"{prefix}/" if prefix else ""
+    def _prefix(self) -> str:
+        prefix = split_address(self.address)[2]
+        return f"{prefix}/" if prefix else ""
 
-    def _named(self, key: str) -> dict[str, str]:
-        name, prefix = self._place
-        return {"Bucket": name, "Key": prefix + key}
-
-    def _pages(self, **asked: str) -> Iterator[dict[str, Any]]:
-        """Pages of a listing, without the folder markers written by consoles."""
+    def objects(self, folder: str = "") -> dict[str, Object]:
+        """All objects in a folder and those below it, by key."""
+        prefix = self._prefix
         with _explained("list", self.address):
-            paginator = self._client.get_paginator("list_objects_v2")
-            for page in paginator.paginate(Bucket=self._place[0], **asked):
-                files = [item for item in page.get("Contents", ()) if item["Key"][-1:] != "/"]
-                yield {**page, "Contents": files}
-
-    def objects(self, below: str = "") -> dict[str, Object]:
-        """All objects whose key starts with ``below``, by key."""
-        _, prefix = self._place
-        items = [item for page in self._pages(Prefix=prefix + below) for item in page["Contents"]]
-        return {
-            item["Key"].removeprefix(prefix): Object(
-                item["ETag"], item["Size"], item["LastModified"].timestamp()
-            )
-            for item in items
-        }
+            pages = self._store.list((prefix + folder).rstrip("/") or None, chunk_size=1000)
+            items = [item for page in pages for item in page]
+        return self._without_markers(items)
 
     def entries(self) -> tuple[dict[str, int], list[str]]:
         """Objects and folders directly at the address: bytes by key, and names of folders."""
-        _, prefix = self._place
-        sizes: dict[str, int] = {}
-        folders: list[str] = []
-        for page in self._pages(Prefix=prefix, Delimiter="/"):
-            sizes |= {item["Key"].removeprefix(prefix): item["Size"] for item in page["Contents"]}
-            below = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
-            folders += [path.removeprefix(prefix).rstrip("/") for path in below]
-        return sizes, folders
+        prefix = self._prefix
+        with _explained("list", self.address):
+            listed = self._store.list_with_delimiter(prefix.rstrip("/") or None)
+        folders = [path.removeprefix(prefix) for path in listed["common_prefixes"]]
+        objects = self._without_markers(listed["objects"], folders)
+        return {key: each.size for key, each in objects.items()}, folders
+
+    def _without_markers(
+        self, items: Iterable[Any], folders: Iterable[str] = ()
+    ) -> dict[str, Object]:
+        """Listed objects without the empty ones by which consoles mark folders."""
+        objects = {
+            item["path"].removeprefix(self._prefix): Object(
+                _quoted(item["e_tag"]), item["size"], item["last_modified"].timestamp()
+            )
+            for item in items
+            if f"{item['path']}/" != self._prefix and item["path"]
+        }
+        above = {*folders}
+        for key in objects:
+            parts = key.split("/")
+            above |= {"/".join(parts[:count]) for count in range(1, len(parts))}
+        return {key: each for key, each in objects.items() if each.size or key not in above}
 
     def read(
         self, key: str, earlier: Content | None = None, *, beginning: int | None = None
@@ -205,68 +270,82 @@ class Bucket:
         ``earlier``, the result of an earlier call, is returned without reading if the object is
         unchanged. With ``beginning`` only the first bytes of a longer object are read.
         """
-        from botocore.exceptions import ClientError
+        from obstore.exceptions import NotModifiedError
 
-        condition = {"IfNoneMatch": earlier.etag} if earlier else {}
+        condition = {"if_none_match": earlier.version.etag} if earlier else {}
         with _explained("read from", self.address):
             try:
-                answer, data = self._fetch(self._named(key) | condition, beginning)
-            except ClientError as error:
-                if _code(error) in MISSING:
-                    return None
-                if earlier and _code(error) in SAME:
-                    return earlier
+                result = self._get(key, condition)
+            except NotModifiedError:
+                return earlier
+        if result is None:
+            return None
+        meta = result.meta
+        if beginning is not None and meta["size"] > beginning:
+            data = next(self._chunks(result, beginning))[:beginning]
+        elif meta["size"] > MAX_BYTES:
+            raise BenchmdError(
+                f"{self.address}/{key} has more than {MAX_BYTES:,} bytes, expected a file of ours."
+            )
+        else:
+            data = b"".join(self._chunks(result, PART))
+        return Content(data, _version(meta), meta["last_modified"].timestamp())
+
+    def _get(self, key: str, options: Any) -> Any:
+        """The answer to a request, before its body; None if there is no such object."""
+        try:
+            return self._store.get(self._prefix + key, options=options)
+        except FileNotFoundError as error:
+            if any(code in str(error) for code in NO_BUCKET):
                 raise
-        return Content(data, answer["ETag"], _age(answer))
+            return None
 
-    def _fetch(self, asked: dict[str, str], beginning: int | None) -> tuple[dict[str, Any], bytes]:
-        """Get an object with its body; boto3 retries requests, but not bodies that were cut off."""
-        from botocore.exceptions import HTTPClientError, IncompleteReadError
-
-        for attempt in range(1, ATTEMPTS + 1):
-            answer = self._client.get_object(**asked)
-            length = answer.get("ContentLength", 0)
-            longer = beginning is not None and length > beginning
-            try:
-                with closing(answer["Body"]) as body:
-                    if longer or length <= MAX_BYTES:
-                        return answer, body.read(beginning if longer else None)
-                raise BenchmdError(
-                    f"s3://{asked['Bucket']}/{asked['Key']} has more than {MAX_BYTES:,} bytes, "
-                    "expected a file of ours."
-                )
-            except (HTTPClientError, IncompleteReadError):
-                if attempt == ATTEMPTS:
-                    raise
-        raise AssertionError("every attempt returns or raises")
+    def _chunks(self, result: Any, size: int) -> Iterator[bytes]:
+        with _explained("read from", self.address):
+            for chunk in result.stream(min_chunk_size=size):
+                yield bytes(chunk)
 
     def write(
-        self, key: str, data: bytes, *, replaces: str | None = None, new: bool = False
-    ) -> str | None:
-        """Write a small object atomically; returns its ETag, or None if a condition does not hold.
+        self, key: str, data: bytes, *, replaces: Version | None = None, new: bool = False
+    ) -> Version | None:
+        """Write a small object atomically; returns its version, or None if a condition fails.
 
-        Conditions: the existing object has the ETag ``replaces``, or does not exist (``new``).
+        Conditions: the existing object has the version ``replaces``, or does not exist (``new``).
         """
-        from botocore.exceptions import ClientError
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        condition = {"IfMatch": replaces} if replaces else {"IfNoneMatch": "*"} if new else {}
+        mode: Any = "create" if new else "overwrite"
+        if replaces is not None:
+            mode = {"e_tag": replaces.etag}
+            if replaces.generation is not None:
+                mode["version"] = replaces.generation
         with _explained("write to", self.address):
             try:
-                answer = self._client.put_object(**self._named(key), Body=data, **condition)
-            except ClientError as error:
-                if condition and _code(error) in REFUSED:
-                    return None
-                raise
-        return str(answer["ETag"])
+                result = self._store.put(self._prefix + key, data, mode=mode, use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                if mode == "overwrite":
+                    raise
+                return None
+            except FileNotFoundError as error:
+                if replaces is None or any(code in str(error) for code in NO_BUCKET):
+                    raise
+                return None
+        return _version(result)
 
     def upload(self, file: BinaryIO, size: int, key: str) -> str:
         """Write an object from an open file of ``size`` bytes atomically; returns its ETag."""
-        if size <= SMALL:
-            return str(self.write(key, file.read()))
-        named = self._named(key)
+        if size <= PART:  # in memory, as it may grow meanwhile
+            version = self.write(key, file.read())
+            assert version is not None  # as there is no condition
+            return version.etag
         with _explained("write to", self.address):
-            self._client.upload_fileobj(file, *named.values())
-            return str(self._client.head_object(**named)["ETag"])
+            result = self._store.put(
+                self._prefix + key,
+                file,
+                chunk_size=max(PART, size // MOST_PARTS),
+                max_concurrency=PARALLEL,
+            )
+        return _version(result).etag
 
     def download(self, key: str, path: Path, size: int) -> bool:
         """Download an object to a file atomically; returns whether it exists.
@@ -274,45 +353,74 @@ class Bucket:
         Raises:
             BucketError: It is longer than ``size``, its size in the listing.
         """
-        from botocore.exceptions import ClientError
+        for _ in range(ATTEMPTS - 1):
+            with suppress(Replaced):
+                return self._download(key, path, size)
+        return self._download(key, path, size)
 
+    def _download(self, key: str, path: Path, size: int) -> bool:
         with _explained("read from", self.address):
-            try:
-                with replacing(path) as partial, _Listed(partial, size, self._named(key)) as file:
-                    self._client.download_fileobj(*self._named(key).values(), file)
-            except ClientError as error:
-                if _code(error) in MISSING:
-                    return False
-                raise
-        return True
-
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects, in this order."""
-        with _explained("delete from", self.address):
-            for key in keys:  # one by one, as not every server can delete several
-                self._client.delete_object(**self._named(key))
-
-
-class _Listed(io.BufferedWriter):
-    """A file that refuses to become longer than listed."""
-
-    def __init__(self, path: Path, size: int, named: Mapping[str, str]) -> None:
-        super().__init__(io.FileIO(path, "wb"))
-        self._size, self._address = size, f"s3://{named['Bucket']}/{named['Key']}"
-
-    def write(self, data: Any) -> int:
-        """Write; raises `BucketError` if the file would become longer."""
-        if self.tell() + len(data) > self._size:
+            result = self._get(key, {"head": size > PART})  # comes in parts
+        if result is None:
+            return False
+        if result.meta["size"] > size:
             raise BucketError(
-                f"{self._address} is longer than the {self._size:,} bytes that were listed: it was "
+                f"{self.address}/{key} is longer than the {size:,} bytes that were listed: it was "
                 "replaced meanwhile. Run the same command again, which lists it again."
             )
-        return super().write(data)
+        with replacing(path) as partial:
+            partial.touch()
+            if size > PART:
+                self._download_parts(key, result.meta, partial)
+            else:
+                partial.write_bytes(b"".join(self._chunks(result, PART)))
+        return True
+
+    def _download_parts(self, key: str, meta: Any, partial: Path) -> None:
+        """Download the parts of one version of an object, several at a time."""
+
+        def fetch(start: int) -> None:
+            options = {"range": (start, start + PART), "if_match": meta["e_tag"]}
+            with _explained("read from", self.address):
+                result = self._get(key, options)
+            if result is None:
+                raise BucketError(f"{self.address}/{key} vanished while it was read: try again.")
+            with partial.open("r+b") as file:
+                file.seek(start)
+                for chunk in self._chunks(result, PART):
+                    file.write(chunk)
+
+        together(fetch, range(0, meta["size"], PART), PARALLEL)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects that exist, in this order."""
+        for key in keys:
+            with _explained("delete from", self.address):
+                try:
+                    self._store.delete(self._prefix + key)
+                except FileNotFoundError as error:
+                    if any(code in str(error) for code in NO_BUCKET):
+                        raise
+
+    def now(self, beside: str) -> float:
+        """The server's time, that of an object which is written for this next to another."""
+        folder, slash, _ = beside.rpartition("/")
+        key = f"{folder}{slash}{CLOCK}{uuid.uuid4().hex}.json"
+        self.write(key, b'{"state": "free"}')
+        try:
+            with _explained("read from", self.address):
+                return float(self._store.head(self._prefix + key)["last_modified"].timestamp())
+        finally:
+            self.delete([key])
 
 
-def _age(answer: dict[str, Any]) -> float:
-    """Seconds since an object was written, both times by the server's clock."""
-    from email.utils import parsedate_to_datetime
+CLOCK = "lease-clock-"
 
-    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-    return float((now - answer["LastModified"]).total_seconds())
+
+def _version(meta: Any) -> Version:
+    return Version(_quoted(meta["e_tag"]), meta["version"])
+
+
+def _quoted(etag: str | None) -> str:
+    """An ETag in one form, as Azure lists it without quotes."""
+    return etag if etag and '"' in etag else f'"{etag}"'

@@ -1,8 +1,8 @@
 """The exclusive right to work on a run in a bucket.
 
 A lease is one small object, written only by conditional puts: it can be replaced only by a client
-that knows its current ETag. It is renewed during the work and expires `LEASE_SECONDS` later by the
-server's clock. A holder uses its own clock and stops `MARGIN_SECONDS` earlier.
+that knows its current version. It is renewed during the work and expires `LEASE_SECONDS` later by
+the server's clock. A holder uses its own clock and stops `MARGIN_SECONDS` earlier.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from benchmd_ray.console.repeating import repeating
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
 from benchmd_ray.files.atomic import parse_json, write_json
-from benchmd_ray.storage.bucket import Bucket, Content
+from benchmd_ray.storage.bucket import NO_VERSION, Bucket, Content, Version
 
 LEASE_SECONDS = 180.0
 """Seconds after which a lease that was not renewed is free."""
@@ -46,7 +46,7 @@ class Lease:
     def __init__(self, bucket: Bucket, key: str, record: Path, what: str) -> None:
         self._bucket, self._key, self._record, self._what = bucket, key, record, what
         self._session = uuid.uuid4().hex
-        self._etag = ""
+        self._version = NO_VERSION
         self._renewed = 0.0
         self._count = 0
         self._lock = threading.Lock()
@@ -77,17 +77,17 @@ class Lease:
         noted = _content(self._record.read_bytes()) if self._record.is_file() else {}
         session = None if content is None else _content(content.data).get("session")
         ours = session is not None and session in (noted.get("session"), noted.get("next"))
-        if content is not None and not ours and _held(content):
-            raise _busy(self._what, content.age)
+        if content is not None and not ours:
+            _require_free(self._bucket, self._key, content, self._what)
         current = ours and bool(noted.get("current"))
         # Noted before it is written, so that a process killed in between still recognises its
         # session.
         self._note(noted.get("session"), following=self._session, current=current)
         began = clock()
-        etag = self._put("held", content)
-        if etag is None:
+        version = self._put("held", None if content is None else content.version)
+        if version is None:
             raise _busy(self._what, 0.0)
-        self._etag, self._renewed = etag, began
+        self._version, self._renewed = version, began
         self._note(self._session, following=None, current=current)
         self._require_conditions()
         return current
@@ -129,34 +129,33 @@ class Lease:
         if self.lost:
             raise self._lost()
         began = clock()
-        etag = self._put(state, Content(b"", self._etag, 0.0))
-        if etag is None:
+        version = self._put(state, self._version)
+        if version is None:
             self.lost = True
             raise self._lost()
-        self._etag, self._renewed = etag, began
+        self._version, self._renewed = version, began
 
-    def _put(self, state: str, over: Content | None) -> str | None:
+    def _put(self, state: str, over: Version | None) -> Version | None:
         self._count += 1  # makes every write and its ETag unique
         content = {"session": self._session, "state": state, "count": self._count}
         data = json.dumps(content).encode()
-        replaces = None if over is None else over.etag
-        etag = self._bucket.write(self._key, data, replaces=replaces, new=over is None)
-        if etag is None:  # perhaps written by an earlier try whose response was lost
+        version = self._bucket.write(self._key, data, replaces=over, new=over is None)
+        if version is None:  # perhaps written by an earlier try whose response was lost
             there = self._bucket.read(self._key, beginning=LONGEST)
             if there is not None and _content(there.data).get("session") == self._session:
-                return there.etag
-        return etag
+                return there.version
+        return version
 
     def _require_conditions(self) -> None:
         """Verify that the server refuses two puts whose conditions do not hold."""
         content = json.dumps({"session": self._session, "state": "free", "count": 0}).encode()
         new = self._bucket.write(self._key, content, new=True)
-        other = self._bucket.write(self._key, content, replaces='"0"')
+        other = self._bucket.write(self._key, content, replaces=NO_VERSION)
         if new is not None or other is not None:
             raise BenchmdError(
                 f"the server of {self._what} ignores the conditions If-None-Match and If-Match of "
-                "a put, without which two machines could work on the same run: use a server that "
-                "supports them."
+                "a put (Google: x-goog-if-generation-match), without which two machines could work "
+                "on the same run: use a server that supports them."
             )
 
     def _note(self, session: str | None, *, following: str | None, current: bool) -> None:
@@ -185,13 +184,16 @@ def wait_for(lease: Lease) -> None:
 def require_free(bucket: Bucket, key: str, what: str) -> None:
     """Raise `Busy` if a lease is held now."""
     content = bucket.read(key, beginning=LONGEST)
-    if content is not None and _held(content):
-        raise _busy(what, content.age)
+    if content is not None:
+        _require_free(bucket, key, content, what)
 
 
-def _held(content: Content) -> bool:
-    """Whether a lease is held; a damaged one counts as held until it expires."""
-    return _content(content.data).get("state") != "free" and content.age < LEASE_SECONDS
+def _require_free(bucket: Bucket, key: str, content: Content, what: str) -> None:
+    """Raise `Busy` if a lease is held; a damaged one counts as held until it expires."""
+    if _content(content.data).get("state") != "free":
+        age = bucket.now(key) - content.modified
+        if age < LEASE_SECONDS:
+            raise _busy(what, age)
 
 
 def _content(data: bytes) -> dict[str, Any]:

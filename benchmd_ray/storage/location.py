@@ -1,9 +1,11 @@
-"""Locations: a path or an address on S3, with common operations.
+"""Locations: a path or an address in an object store, with common operations.
 
 A location can be sent to any process on any machine. Files fit in memory and are written
-atomically. Reading and writing on S3 waits up to two minutes for a server; opening, listing and
+atomically; those in folders by `files.atomic`, with `fsync` and locks, which obstore's local store
+lacks. Reading and writing at an address waits up to two minutes for a server; opening, listing and
 locking, which start a piece of work, fail at once. All raise `BucketError` if the bucket cannot be
-reached, and writing a file may raise `DiskFull`. The client of S3 is only imported for an address.
+reached, and writing a file may raise `DiskFull`. The client of object
+stores is only imported for an address.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from benchmd_ray.files.atomic import (
     remove_partial,
     replacing,
 )
-from benchmd_ray.storage.address import SCHEME, local_name, normal
+from benchmd_ray.storage.address import is_address, local_name, normal
 from benchmd_ray.storage.patience import patiently
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ LEASE = "lease.json"
 
 @dataclass(frozen=True)
 class Address:
-    """An address on S3, ``s3://bucket/prefix``, in place of a path."""
+    """An address in an object store, ``s3://bucket/prefix``, in place of a path."""
 
     text: str
 
@@ -66,7 +68,7 @@ Location = Path | Address
 
 def location(text: str) -> Location:
     """The location named by a text; raises `BenchmdError` for an invalid address."""
-    return Address(normal(text)) if text.startswith(SCHEME) else Path(text)
+    return Address(normal(text)) if is_address(text) else Path(text)
 
 
 def read(file: Location) -> bytes | None:
@@ -86,7 +88,7 @@ _held: dict[Address, Content] = {}
 
 
 def read_again(file: Location) -> bytes | None:
-    """Like `read`, for repeated reads: from S3 a file is fetched only if it has changed."""
+    """Like `read`, for repeated reads: an object is fetched only if it has changed."""
     if isinstance(file, Path):
         return read(file)
     content = _bucket(file.parent).read(file.name, _held.get(file))

@@ -1,7 +1,7 @@
-"""An append-only log on S3: numbered objects, written by conditional puts.
+"""An append-only log in an object store: numbered objects, written by conditional puts.
 
 The newest object is replaced by a longer one until it has `FULL` bytes; then the next one is
-started. An append is conditional on the ETag of the newest object, or on the absence of the next
+started. An append is conditional on the version of the newest object, or on the absence of the next
 one, so a writer that has missed another's append is refused.
 """
 
@@ -11,7 +11,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from benchmd_ray.storage.bucket import Bucket, Content
+from benchmd_ray.storage.bucket import Bucket, Content, Version
 from benchmd_ray.storage.lease import LeaseLost
 from benchmd_ray.storage.patience import patiently
 
@@ -28,7 +28,8 @@ class JournalSegments:
 
     def __init__(self, bucket: Bucket, most: int) -> None:
         self._bucket, self._most = bucket, most
-        self._number, self._newest = 0, Content(b"", "", 0.0)
+        self._number, self._data = 0, b""
+        self._version: Version | None = None
 
     def read(self) -> bytes:
         """Read the whole log.
@@ -45,7 +46,8 @@ class JournalSegments:
         with ThreadPoolExecutor(FETCHED) as pool:
             contents = [*pool.map(self._read, names)]
         self._number = max(0, len(names) - 1)
-        self._newest = contents[-1] if contents else Content(b"", "", 0.0)
+        if contents:
+            self._data, self._version = contents[-1].data, contents[-1].version
         return b"".join(content.data for content in contents)
 
     def _read(self, name: str) -> Content:
@@ -60,25 +62,23 @@ class JournalSegments:
         Raises:
             LeaseLost: Another process has written meanwhile.
         """
-        number, before = self._number, self._newest
-        if len(before.data) >= FULL:
-            number, before = number + 1, Content(b"", "", 0.0)
-        name, whole = _name(number), before.data + data
+        number, before, version = self._number, self._data, self._version
+        if len(before) >= FULL:
+            number, before, version = number + 1, b"", None
+        name, whole = _name(number), before + data
 
-        def put() -> str | None:
-            if before.etag:
-                return self._bucket.write(name, whole, replaces=before.etag)
-            return self._bucket.write(name, whole, new=True)
+        def put() -> Version | None:
+            return self._bucket.write(name, whole, replaces=version, new=version is None)
 
         for _ in range(TRIES):
-            etag = patiently(put)
-            if etag is not None:
+            written = patiently(put)
+            if written is not None:
                 break
             there = patiently(lambda: self._bucket.read(name))
             if there is not None and there.data == whole:  # by a try whose response was lost
-                etag = there.etag
+                written = there.version
                 break
-            if (there.etag if there else "") != before.etag:
+            if (there.version if there else None) != version:
                 raise LeaseLost(
                     f"another process has written to {self._bucket.address} meanwhile. The same "
                     "command resumes from the stored state."
@@ -86,7 +86,7 @@ class JournalSegments:
             time.sleep(PAUSE_SECONDS)  # such a try may still be running
         else:
             raise LeaseLost(f"{self._bucket.address} refuses writes: try again later.")
-        self._number, self._newest = number, Content(whole, etag, 0.0)
+        self._number, self._data, self._version = number, whole, written
 
 
 def _name(number: int) -> str:

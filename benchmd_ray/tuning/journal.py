@@ -1,7 +1,7 @@
-"""The journal of a search: one line with a checksum for each event, in a file or a log on S3.
+"""The journal of a search: one line with a checksum for each event, in a file or a log in a bucket.
 
-Only one process writes at a time: the holder of the search's lock, or on S3 of its lease. If a
-process has lost the lease without noticing, the log refuses its lines.
+Only one process writes at a time: the holder of the search's lock, or in a bucket of its lease. If
+a process has lost the lease without noticing, the log refuses its lines.
 """
 
 from __future__ import annotations

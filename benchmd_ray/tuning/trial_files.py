@@ -1,9 +1,9 @@
 """Files of jobs, each one evaluation of one trial, and the models that are kept of them.
 
-Without S3, a job leaves its files in the search's folder for the next process. On S3, every machine
-works in its own folder, which is uploaded now and then as one archive, from which a process on
-another machine resumes. No lock is needed: a late upload by an abandoned process is still valid,
-only older.
+In a folder, a job leaves its files in the search's folder for the next process. In a bucket, every
+machine works in its own folder, which is uploaded now and then as one archive, from which a
+process on another machine resumes. No lock is needed: a late upload by an abandoned process is
+still valid, only older.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def keep_models(search: Location, name: str, jobs: Sequence[Path]) -> None:
     """Keep the models of a job, one of each modality, whole or not at all.
 
     ``jobs``: folders in which the modalities were trained. The model of a single one is kept in the
-    folder ``name`` itself, others in subfolders by place. On S3 `RESULT` is written last.
+    folder ``name`` itself, others in subfolders by place. In a bucket `RESULT` is written last.
     """
     files: dict[str, Path] = {}
     for place, job in enumerate(jobs, 1):
@@ -307,7 +307,7 @@ def leave_only(search: Location, jobs: Collection[Job]) -> None:
 
 
 def remove_idle(search: Location, name: str, unfinished: Collection[str]) -> None:
-    """Remove local files of other jobs of a search on S3 that are not needed.
+    """Remove local files of other jobs of a search in a bucket that are not needed.
 
     An unfinished job that was not worked on here for long is assumed to run elsewhere.
     """

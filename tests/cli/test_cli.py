@@ -230,7 +230,10 @@ def test_the_commands_lead_from_raw_files_to_a_table(tmp_path, synthetic_raw, ra
 def test_an_address_with_one_slash_is_no_folder():
     refused = CliRunner().invoke(main, ["list", "s3:/lab/study"])
     assert refused.exit_code == 2
-    assert "s3:/lab/study is not an address on S3: expected s3://BUCKET/PREFIX" in refused.output
+    assert (
+        "s3:/lab/study is not an address in an object store: expected s3://BUCKET/PREFIX"
+        in refused.output
+    )
 
 
 @pytest.mark.parametrize(

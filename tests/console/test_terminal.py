@@ -9,6 +9,7 @@ import sys
 import types
 import unicodedata
 
+import boto3
 import pytest
 from click.testing import CliRunner
 from stores import described, make_search, make_transfer
@@ -171,9 +172,13 @@ def test_json_of_a_store_stays_json(tmp_path):
 def test_keys_of_a_bucket_are_escaped(s3, monkeypatch, tmp_path):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
     bucket = open_bucket(f"{s3}/study")
-    bucket.write(f"bad-\x1b[31m\u202e-{'0' * 12}/run.json", b"{}")
+    bucket.write(f"bad-\u202e-{'0' * 12}/run.json", b"{}")
     lines = printed("list", f"{s3}/study")
-    assert any(r"bad-\x1b[31m\u202e" in line for line in lines), lines
+    assert any(r"bad-\u202e" in line for line in lines), lines
+    key = f"study/bad-\x1b[31m-{'0' * 12}/run.json"
+    boto3.client("s3").put_object(Bucket="benchmd-test", Key=key, Body=b"{}")
+    lines = printed("list", f"{s3}/study")
+    assert any(r"bad-\x1b[31m" in line and "rename that" in line for line in lines), lines
     printed("list", f"{s3}/study\u202e\x1b[31m")
 
 

@@ -89,10 +89,10 @@ def test_a_missing_package_and_a_damaged_one_are_told_apart(without):
     with (
         pytest.raises(
             MissingExtra,
-            match=r"^S3 needs the package boto3, which cannot be imported \(no such lib\)\. "
-            r"Install it again: pip install 'benchmd-ray\[s3\]'\.$",
+            match=r"^S3 needs the package obstore, which cannot be imported \(no such lib\)\. "
+            r"Install it again: pip install 'benchmd-ray\[cloud\]'\.$",
         ),
-        importing("boto3", "S3"),
+        importing("obstore", "S3"),
     ):
         raise ImportError("no such lib")
 
@@ -112,7 +112,7 @@ def test_several_missing_packages_take_one_command(without):
     without("edfio", "mne", "SimpleITK")
     wanted = r"^this needs the packages mne, edfio and SimpleITK, which are .*\[ct,eeg\]'\.$"
     with pytest.raises(MissingExtra, match=wanted):
-        require("this", "mne", "edfio", "boto3", "SimpleITK")
+        require("this", "mne", "edfio", "obstore", "SimpleITK")
 
 
 def test_eeg_is_refused_before_a_build_starts(without, no_ray, tmp_path):

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import boto3
 import psutil
 import pytest
 from losing import Command
 from moto.server import ThreadedMotoServer
-
-from benchmd_ray.storage.bucket import open_bucket
 
 STARTUP_SECONDS = 60.0
 SILENCE = "10"
@@ -216,6 +215,6 @@ def storage() -> Iterator[Storage]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         server = Storage()
         patch.setenv("AWS_ENDPOINT_URL", server.url)
-        open_bucket("s3://lab/runs")._client.create_bucket(Bucket="lab")
+        boto3.client("s3").create_bucket(Bucket="lab")
         yield server
         server.away()

@@ -190,7 +190,7 @@ def test_a_folder_that_is_no_store_is_refused(tmp_path):
     run = make(tmp_path / "runs", "done")
     with pytest.raises(BenchmdError, match="is not a store"):
         prune(run.folder, "predictions")
-    with pytest.raises(BenchmdError, match="has no mirror: name a store on S3"):
+    with pytest.raises(BenchmdError, match="has no mirror: name a store in a bucket"):
         drop_copies(tmp_path / "runs")
     assert (tmp_path / "photos" / "checkpoints").is_dir()
 

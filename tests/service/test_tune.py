@@ -14,6 +14,7 @@ from unittest.mock import ANY
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from services import SERVICES
 from stored import runs
 from waiting import until
 
@@ -454,19 +455,22 @@ def test_a_trial_of_several_workers_finds_what_one_finds(
 
 
 @pytest.fixture
-def on_s3(s3, tmp_path, monkeypatch):
+def on_s3(service, tmp_path, monkeypatch):
     """The mirror that a machine has of a store."""
 
     def on(machine):
         monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / machine))
-        return store_folder(f"{s3}/study")
+        return store_folder(f"{service.address}/study")
 
     return on
 
 
 @pytest.mark.nightly
-def test_a_search_on_s3_is_resumed_from_another_machine_and_extended(tuning, on_s3, s3, tmp_path):
-    request = {"searched": ("linear",), "techniques": ("mae",)}
+@pytest.mark.parametrize("service", SERVICES, indirect=True)
+def test_a_search_in_a_bucket_is_resumed_from_another_machine_and_extended(
+    tuning, on_s3, service, tmp_path
+):
+    s3, request = service.address, {"searched": ("linear",), "techniques": ("mae",)}
     made = tuning(budget=TWELVE, **request)
     with pytest.raises(Stopped):
         searched(made, on_s3("first"), Interrupting(last=0))

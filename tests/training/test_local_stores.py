@@ -13,7 +13,7 @@ MODULES = (
     "benchmd_ray.runs.remote",
     "benchmd_ray.storage.bucket",
     "benchmd_ray.storage.lease",
-    "boto3",
+    "obstore",
 )
 BEGIN = "import json, sys\nfrom pathlib import Path\n"
 END = "\nprint(json.dumps([*sys.modules]))"
@@ -73,5 +73,5 @@ def test_pretraining_and_transfer_in_a_folder_meet_no_module_of_s3(tmp_path, sou
 def test_a_store_on_s3_meets_them(tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
     code = "from benchmd_ray.runs.places import backing_of, store_folder\n"
-    code += "assert backing_of(store_folder('s3://benchmd-test/runs')).on_s3\n"
+    code += "assert backing_of(store_folder('s3://benchmd-test/runs')).in_bucket\n"
     assert met(code) == [*MODULES]

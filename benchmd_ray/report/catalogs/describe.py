@@ -20,7 +20,7 @@ from benchmd_ray.report.catalogs.describe_catalog import (
     list_item,
     paragraph,
 )
-from benchmd_ray.storage.address import SCHEME
+from benchmd_ray.storage.address import is_address
 from benchmd_ray.storage.location import location
 
 ROLES = {
@@ -277,7 +277,7 @@ def named(name: str) -> DatasetCard | Catalog:
     """
     if name in cards():
         return dataset_card(name)
-    if name.startswith(SCHEME) or Path(name).exists():
+    if is_address(name) or Path(name).exists():
         return open_catalog(location(name), folds=True)
     if name in broken_cards():
         raise BenchmdError(broken_cards()[name])
