@@ -124,6 +124,7 @@ def write_predictions(run: Run, records: int) -> None:
         "role": "source",
         "policy": "clean",
         "catalog": f"digest of {modality.name}",
+        "also": "{}",
         "raw_records": "100",
         "raw_expected": "100",
         "provenance": "synthetic",
