@@ -62,7 +62,7 @@ def csv_text(frame: pd.DataFrame) -> str:
     safe = frame.rename(columns=_inert)
     for at, kind in enumerate(frame.dtypes):
         if not is_numeric_dtype(kind):
-            safe.isetitem(at, frame.iloc[:, at].map(_inert))
+            safe.isetitem(at, frame.iloc[:, at].map(_inert).array)
     return str(safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC))
 
 

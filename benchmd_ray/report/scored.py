@@ -342,7 +342,7 @@ def _compute(result: Scored, metrics: Sequence[str], resamples: int, threads: in
         for column, value in enumerate((whole.mean, *whole.per_class)):
             draws, basis = drawn[:, column], result.support.basis(name, column)
             pooled = pooled_seeds([value], [draws], basis)
-            about = (name, column, value, pooled.low, pooled.high, pooled.caution, draws)
-            for key, content in zip(KEPT.names, about, strict=True):
+            row = (name, column, value, pooled.low, pooled.high, pooled.caution, draws)
+            for key, content in zip(KEPT.names, row, strict=True):
                 rows[key].append(content)
     return pa.table(rows, schema=KEPT)

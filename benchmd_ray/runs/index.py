@@ -143,8 +143,11 @@ def _entries(path: Path) -> dict[str, tuple[State, str]]:
 
 def _write(store: Path, entries: _Entries) -> None:
     rows = {name: entry for name, entry in entries.of_files.items() if (store / name).is_file()}
-    columns = {name: [entry[0][at] for entry in rows.values()] for at, name in enumerate(STATE)}
-    columns = {"file": [*rows], **columns, "content": [entry[1] for entry in rows.values()]}
+    columns: dict[str, list[Any]] = {
+        "file": [*rows],
+        **{name: [entry[0][at] for entry in rows.values()] for at, name in enumerate(STATE)},
+        "content": [entry[1] for entry in rows.values()],
+    }
     table = pa.table(columns, schema=COLUMNS.with_metadata({CODE: _code()}))
     with replacing_hashed(entries.path) as partial:
         pq.write_table(table, partial, compression="lz4", use_dictionary=False)
