@@ -21,7 +21,7 @@ from typing import Any
 from benchmd_ray.cluster.connection import connected, ray_data
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import decode_signals
-from benchmd_ray.data.streaming import COLUMNS, PIECE, StreamingFeed, columns_of, row_groups
+from benchmd_ray.data.streaming import COLUMNS, PIECE, Shards, StreamingFeed, columns_of, row_groups
 from speed import measure
 from speed.sources import ecg_catalog
 
@@ -30,7 +30,7 @@ def ray_data_rows(catalog: Catalog, buffer: int, seed: int) -> Iterator[Any]:
     """Signals of an epoch, (rows, …) at a time, through the buffer of Ray Data."""
     shards = catalog.shards("train")
     numbers = ray_data().range(len(shards), override_num_blocks=len(shards))
-    work = partial(row_groups, shards, columns=["signal", *COLUMNS])
+    work = partial(row_groups, Shards.of(shards), columns=["signal", *COLUMNS])
     dataset = numbers.map_batches(work, batch_size=None)
     for table in dataset.iter_batches(
         batch_size=PIECE,

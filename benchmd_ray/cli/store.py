@@ -35,11 +35,13 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: boo
     benchmd list runs
     benchmd list runs --state failed --state interrupted
     """
+    from benchmd_ray.runs.index import indexed
     from benchmd_ray.runs.listing import counts, listed
     from benchmd_ray.runs.store import read_stores
 
-    stored = read_stores(list(stores))
-    rows = [listed(run) for run in stored.found]
+    with indexed() as index:
+        stored = read_stores(list(stores), index)
+        rows = [listed(run, index) for run in stored.found]
     chosen = [row for row in rows if not states or row.state in states]
     if as_json:
         print_json({"runs": [row.data for row in chosen], "damaged": stored.notes})

@@ -1,7 +1,7 @@
 """Metrics for Prometheus, exported through the connected Ray.
 
 Each node of a cluster serves its processes' metrics, prefixed ``ray_`` by Ray
-(``docs/deploy/grafana.json`` shows them). The label ``run`` is the folder of a run; a process
+(``deploy/grafana.json`` shows them). The label ``run`` is the folder of a run; a process
 trains at most some hundred runs. Without Ray nothing is exported.
 """
 

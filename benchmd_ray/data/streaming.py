@@ -34,6 +34,7 @@ from benchmd_ray.data.sizes import row_bytes
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Target
+from benchmd_ray.storage.location import location
 
 T = TypeVar("T")
 READ_BYTES = 32 * 2**20
@@ -235,19 +236,50 @@ class StreamingFeed:
 def _stream(shards: list[Shard], size: int, columns: Sequence[str]) -> Iterator[pa.Table]:
     """Rows of shards in their order, ``size`` at a time, read by tasks of Ray Data."""
     numbers = ray_data().range(len(shards), override_num_blocks=len(shards))
-    dataset = numbers.map_batches(partial(row_groups, shards, columns=columns), batch_size=None)
+    work = partial(row_groups, Shards.of(shards), columns=columns)
+    dataset = numbers.map_batches(work, batch_size=None)
     try:
         yield from dataset.iter_batches(batch_size=size, batch_format="pyarrow")
     except BenchmdError as error:  # of a task, in Ray's wrapping
         raise getattr(error, "cause", error) from None
 
 
+class Shards(NamedTuple):
+    """Shards as columns, of which a task makes only its own.
+
+    Every task gets all of them: making a list of many would take it longer than its reading.
+    """
+
+    columns: pa.Table
+    schemas: tuple[pa.Schema, ...]
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard]) -> Shards:
+        """The same shards."""
+        schemas = {id(shard.schema): shard.schema for shard in shards}
+        places = {name: place for place, name in enumerate(schemas)}
+        columns = {
+            "path": [str(shard.path) for shard in shards],
+            "rows": [shard.rows for shard in shards],
+            "size": [shard.size for shard in shards],
+            "sha256": [shard.sha256 for shard in shards],
+            "schema": [places[id(shard.schema)] for shard in shards],
+        }
+        return cls(pa.table(columns), (*schemas.values(),))
+
+    def at(self, number: int) -> Shard:
+        """One of them."""
+        (row,) = self.columns.slice(number, 1).to_pylist()
+        path, schema = location(row["path"]), self.schemas[row["schema"]]
+        return Shard(path, row["rows"], row["size"], row["sha256"], schema)
+
+
 def row_groups(
-    shards: list[Shard], numbers: dict[str, Rows], columns: Sequence[str]
+    shards: Shards, numbers: dict[str, Rows], columns: Sequence[str]
 ) -> Iterator[pa.Table]:
     """Row groups of the shards of these numbers."""
     for number in numbers["id"]:
-        with shards[number].opened() as file:
+        with shards.at(int(number)).opened() as file:
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group, columns=list(columns))
 
@@ -264,12 +296,12 @@ def ray_dataset(catalog: Catalog, split: str) -> Any:
     catalog.require_split(split)
     shards = catalog.shards(split)
     numbers = ray_data().range(len(shards), override_num_blocks=len(shards))
-    work = partial(_in_unit, shards, catalog.signal, catalog.card.target)
+    work = partial(_in_unit, Shards.of(shards), catalog.signal, catalog.card.target)
     return numbers.map_batches(work, batch_size=None)
 
 
 def _in_unit(
-    shards: list[Shard], signal: Signal, target: Target, numbers: dict[str, Rows]
+    shards: Shards, signal: Signal, target: Target, numbers: dict[str, Rows]
 ) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """Rows of the shards of these numbers, as `ray_dataset` has them."""
     for table in row_groups(shards, numbers, [*NAMES, "signal", *COLUMNS]):

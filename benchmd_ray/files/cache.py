@@ -42,7 +42,7 @@ def used(path: Path) -> None:
 def entries() -> list[CacheEntry]:
     """Entries of the cache, least recently used first."""
     folder, cached = cache_folder(), []
-    patterns = ("*.npy", "*.parquet", "report/*.parquet", "features/*.npy")
+    patterns = ("*.npy", "*.parquet", "report/*.parquet", "index/*.parquet", "features/*.npy")
     for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         with suppress(FileNotFoundError):  # removed meanwhile
             files = (path, *_about(path))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from benchmd_ray.console.terminal import visible
 
@@ -58,7 +59,10 @@ def csv_text(frame: pd.DataFrame) -> str:
     A text that starts like a formula gets a leading apostrophe. All texts are quoted, so that no
     separator or line end within them starts a new cell. Numbers stay numbers.
     """
-    safe = frame.map(_inert).rename(columns=_inert)
+    safe = frame.rename(columns=_inert)
+    for at, kind in enumerate(frame.dtypes):
+        if not is_numeric_dtype(kind):
+            safe.isetitem(at, frame.iloc[:, at].map(_inert).array)
     return str(safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC))
 
 

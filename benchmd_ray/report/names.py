@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import json
 import re
 from collections import Counter
@@ -84,6 +85,14 @@ class _Named:
     """Settings of the network and of its pretraining, alike in all transfer settings; empty where
     a search found those of each transfer setting."""
     rest: Flat
+
+    @functools.cached_property
+    def encoder_text(self) -> str:
+        return _text(self.encoder)
+
+    @functools.cached_property
+    def rest_text(self) -> str:
+        return _text(self.rest)
 
 
 def names_of(runs: Sequence[Run]) -> Names:
@@ -264,22 +273,23 @@ def _told_apart(alike: Sequence[_Named]) -> dict[Path, str]:
     fixed = [named for named in alike if named.protocol in starts()]
     transfers: dict[tuple[str, str], list[_Named]] = {}
     for named in alike:
-        transfers.setdefault((_setting(named), _text(named.encoder)), []).append(named)
-    differing = _differing([named.encoder for named in alike])
+        transfers.setdefault((_setting(named), named.encoder_text), []).append(named)
+    of_encoders = _encoders(alike)
+    differing = _differing([*of_encoders.values()])
     for members in transfers.values():
-        differing += _differing([named.rest for named in members])
-    encoders = _qualified(
-        [named.encoder for named in alike], [named.encoder for named in fixed], differing, ""
-    )
+        differing += _differing([*_rests(members).values()])
+    encoders = _qualified(of_encoders, {*_encoders(fixed)}, differing, "")
     ends: dict[Path, str] = {}
     for (setting, encoder), members in transfers.items():
-        usual = [named.rest for named in fixed if _setting(named) == setting]
-        rests = _qualified([named.rest for named in members], usual, differing, "settings ")
+        usual = {named.rest_text for named in fixed if _setting(named) == setting}
+        rests = _qualified(_rests(members), usual, differing, "settings ")
+        protocols: dict[str, set[str]] = {}
         for named in members:
-            protocols = {other.protocol for other in members if other.rest == named.rest}
-            is_marked = len(protocols) > 1 and named.protocol not in starts()
+            protocols.setdefault(named.rest_text, set()).add(named.protocol)
+        for named in members:
+            is_marked = len(protocols[named.rest_text]) > 1 and named.protocol not in starts()
             mark = f"protocol {named.protocol}" if is_marked else ""
-            text = ", ".join(filter(None, (encoders[encoder], rests[_text(named.rest)], mark)))
+            text = ", ".join(filter(None, (encoders[encoder], rests[named.rest_text], mark)))
             ends[named.run.folder] = f" ({text})" if text else ""
     return ends
 
@@ -288,15 +298,23 @@ def _setting(named: _Named) -> str:
     return str(named.run.description["setting"])
 
 
+def _encoders(names: Iterable[_Named]) -> dict[str, Flat]:
+    """Distinct settings of encoders, by their text."""
+    return {named.encoder_text: named.encoder for named in names}
+
+
+def _rests(names: Iterable[_Named]) -> dict[str, Flat]:
+    """Distinct other settings, by their text."""
+    return {named.rest_text: named.rest for named in names}
+
+
 def _qualified(
-    flats: Sequence[Flat], usual: Sequence[Flat], differing: Sequence[str], number: str
+    variants: Mapping[str, Flat], fixed: Collection[str], differing: Sequence[str], number: str
 ) -> dict[str, str]:
     """Of each distinct set of settings its difference from the others, or its number.
 
-    Where those of a fixed protocol (``usual``) are one set, the others are compared with it.
+    Where those of a fixed protocol (``fixed``) are one set, the others are compared with it.
     """
-    fixed = {_text(flat) for flat in usual}
-    variants = {_text(flat): flat for flat in flats}
     order = sorted(variants, key=lambda text: (text not in fixed, text))
     reference = variants[order[0]] if len(fixed) == 1 and order[0] in fixed else None
     candidates, qualifiers = _differing([*variants.values()]), dict[str, str]()

@@ -122,7 +122,7 @@ def _over(result: Scored, classes: Collection[str]) -> Scored:
         mean = mean_over_classes(np.array([metric_values.per_class])[:, kept])
         values[name], resampled[name] = replace(metric_values, mean=float(mean[0])), draws
     targets = np.where(chosen, result.targets, UNKNOWN).astype(np.int8)
-    return replace(result, targets=targets, values=values, resampled=resampled)
+    return replace(result, targets=targets, values=values, resampled=resampled, intervals={})
 
 
 def pools(results: Sequence[Scored], names: Mapping[Path, RowName]) -> tuple[list[Pool], list[str]]:

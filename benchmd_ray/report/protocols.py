@@ -8,11 +8,14 @@ of a search's start, all else is ``custom``. Averages of fold models (`tuning_fr
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.benchmark import Start
 from benchmd_ray.evaluation.registry import settings_among, starts
+from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.runs.store import Run, read_run
 
 START, TUNED = "start", "tuned"
@@ -42,9 +45,14 @@ def fold_of(run: Run) -> str:
 
 def _follows(run: Run, start: Start) -> bool:
     """Whether a run's settings equal those of a start today, whatever start its file names."""
-    settings = settings_among(run.description["determinants"])
+    settings = json.dumps(settings_among(run.description["determinants"]))
+    return _followed(start, run.modality, run.description["technique"], settings)
+
+
+@functools.lru_cache(maxsize=4096)
+def _followed(start: Start, kind: Modality, technique: str, settings: str) -> bool:
     try:
-        return start.followed(run.modality, run.description["technique"], settings)
+        return start.followed(kind, technique, json.loads(settings))
     except BenchmdError:  # invalid settings, or a start that does not apply
         return False
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -31,18 +32,19 @@ from benchmd_ray.files.integrity import Damaged, is_whole, replacing_hashed
 from benchmd_ray.files.parquet import read_table
 from benchmd_ray.modality.tasks import Task, TaskKind
 from benchmd_ray.runs.files import predictions_of
-from benchmd_ray.runs.predictions import CLASSIFIED, Predictions, read_predictions
+from benchmd_ray.runs.predictions import CLASSIFIED, Predictions, read_predictions, task_of
 from benchmd_ray.runs.store import Run
-from benchmd_ray.schema.typed import typed
 from benchmd_ray.scores.metrics import Values, metric
 from benchmd_ray.scores.resampling import metric_over_folds, resampled, usual_threads
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
 from benchmd_ray.scores.support import Support, support
 
 CODE = (
+    "scores/intervals.py",
     "scores/metrics.py",
     "scores/ranking.py",
     "scores/resampling.py",
+    "scores/seeds.py",
     "scores/sums.py",
     "scores/support.py",
     "report/scored.py",
@@ -127,6 +129,8 @@ class Scored:
     """By metric: (resamples, 1 + classes), the mean over classes first. For a metric without an
     interval there are none: (0, 1 + classes).
     """
+    intervals: Mapping[tuple[str, int], Pooled] = field(default_factory=dict)
+    """By metric and column as in `resampled`: the values with their intervals, if cached."""
     parts: tuple[Scored, ...] = ()
     """Of a cross-validation: the results of its folds, each by a model of its own."""
     folds: npt.NDArray[np.intp] | None = None
@@ -151,11 +155,10 @@ class Scored:
     def task(self) -> TaskKind:
         return self.predicted.kind
 
-    @cached_property
+    @property
     def predicted(self) -> Task:
         """The predicted task, with the dataset's classes."""
-        task: Task = typed(Task, json.loads(self.about["task"]), "task")
-        return task
+        return task_of(self.about["task"])
 
     @cached_property
     def support(self) -> Support:
@@ -180,7 +183,7 @@ class Scored:
 
     def pooled(self, metric: str, column: int = 0) -> Pooled:
         """A metric with its interval, over all classes (column 0) or for a class."""
-        pooled = self._pooled.get((metric, column))
+        pooled = self.intervals.get((metric, column)) or self._pooled.get((metric, column))
         if pooled is None:
             value, drawn = self.whole[metric][column], self.resampled[metric][:, column]
             pooled = pooled_seeds([float(value)], [drawn], self.support.basis(metric, column))
@@ -221,8 +224,7 @@ def of_predictions(run: Run, predictions: Predictions) -> list[Scored]:
     """The predictions of a run for a dataset, split by split, without metrics."""
     scored = []
     for split in predictions.splits:
-        targets, scores, _ = predictions.of_split(split)
-        units = predictions.units_of_split(split)
+        targets, scores, units = predictions.scored_split(split)
         order = np.argsort(units["unit_id"].to_numpy(dtype=np.str_), kind="stable")
         scored.append(
             Scored(
@@ -272,18 +274,32 @@ def _measured(result: Scored, metrics: Sequence[str], resamples: int, threads: i
         values[name] = Values(mean, tuple(per_class), unscored)
         draws = stored["draws"].slice(place * columns, columns).combine_chunks()
         resampled_of[name] = draws.flatten().to_numpy().reshape(columns, -1).T
-    return replace(result, values=values, resampled=resampled_of)
+    return replace(result, values=values, resampled=resampled_of, intervals=_intervals(stored))
 
 
+def _intervals(stored: pa.Table) -> dict[tuple[str, int], Pooled]:
+    columns = (stored[name].to_pylist() for name in INTERVAL)
+    return {
+        (name, column): Pooled(value, math.nan, low, high, 1, caution)
+        for name, column, value, low, high, caution in zip(*columns, strict=True)
+    }
+
+
+INTERVAL = ("metric", "column", "value", "low", "high", "caution")
 KEPT = pa.schema(
     [
         ("metric", pa.string()),
         ("column", pa.int64()),
         ("value", pa.float64()),
+        ("low", pa.float64()),
+        ("high", pa.float64()),
+        ("caution", pa.string()),
         ("draws", pa.list_(pa.float64())),
     ]
 )
-"""Columns of the cached scores: each metric over all classes (column 0) and per class."""
+"""Columns of the cached scores: each metric over all classes (column 0) and per class, with the
+interval of the one model.
+"""
 
 
 def _fits(table: pa.Table, metrics: Sequence[str], classes: int, resamples: int) -> bool:
@@ -323,8 +339,10 @@ def _compute(result: Scored, metrics: Sequence[str], resamples: int, threads: in
                 threads=threads,
                 folds=result.folds,
             )
-        rows["metric"] += columns * [name]
-        rows["column"] += range(columns)
-        rows["value"] += [whole.mean, *whole.per_class]
-        rows["draws"] += list(drawn.T)
+        for column, value in enumerate((whole.mean, *whole.per_class)):
+            draws, basis = drawn[:, column], result.support.basis(name, column)
+            pooled = pooled_seeds([value], [draws], basis)
+            row = (name, column, value, pooled.low, pooled.high, pooled.caution, draws)
+            for key, content in zip(KEPT.names, row, strict=True):
+                rows[key].append(content)
     return pa.table(rows, schema=KEPT)

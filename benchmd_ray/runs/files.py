@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from typing_extensions import TypedDict
@@ -35,5 +37,14 @@ class Ended(TypedDict):
 
 def predictions_of(run: Path) -> list[Path]:
     """Files of all finished predictions of a run."""
-    paths = (run / PREDICTIONS).glob("*/*.parquet")
-    return sorted(path for path in paths if not path.name.startswith("."))
+    folder, paths = run / PREDICTIONS, list[Path]()
+    with suppress(OSError):
+        for evaluation in os.listdir(folder):
+            with suppress(OSError):  # not a folder
+                names = os.listdir(folder / evaluation)
+                paths += [folder / evaluation / name for name in names if _is_whole(name)]
+    return sorted(paths)
+
+
+def _is_whole(name: str) -> bool:
+    return name.endswith(".parquet") and not name.startswith(".")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, get_args
 
 from benchmd_ray.errors import Busy, count_of
@@ -13,6 +12,7 @@ from benchmd_ray.files.atomic import locked
 from benchmd_ray.runs import history
 from benchmd_ray.runs.files import LOCK
 from benchmd_ray.runs.history import last_metrics, read_metrics
+from benchmd_ray.runs.index import Index
 from benchmd_ray.runs.store import Run
 
 State = Literal["done", "working", "interrupted", "failed", "waiting"]
@@ -32,6 +32,8 @@ class Listed:
     """Steps or epochs according to its metrics."""
     seconds: float
     reason: str
+    score: float = math.nan
+    """A transfer's best validation score on its source so far; NaN without one."""
 
     @property
     def fold(self) -> int | None:
@@ -44,22 +46,13 @@ class Listed:
         """Unit of ``at``."""
         return "steps" if self.run.description["kind"] == "pretrain" else "epochs"
 
-    @cached_property
-    def score(self) -> float:
-        """A transfer's best validation score on its source so far; NaN without one."""
-        if self.run.description["kind"] != "transfer":
-            return math.nan
-        name = f"validation_{self.run.modality.task.selected_by}"
-        scores = (float(line.get(name, math.nan)) for line in read_metrics(self.run.folder))
-        return max((score for score in scores if not math.isnan(score)), default=math.nan)
-
     @property
     def line(self) -> str:
         text = f"{self.state:<11} {self.at:>7,} {self.unit:<6} {self.seconds:>9,.0f} s  "
         scored = not math.isnan(self.score)
         metric = self.run.modality.task.selected_by.upper() if scored else ""
         text += f"{metric:<5} {self.score:.3f}  " if scored else " " * len("AUROC 0.000  ")
-        which = f"seed {self.run.settings.seed}" if self.fold is None else f"fold {self.fold}"
+        which = f"seed {self.run.description['seed']}" if self.fold is None else f"fold {self.fold}"
         if held_out := self.run.description.get("held_out_fold"):
             which += f", fold {held_out['number']} of the dataset held out"
         return "  ".join(filter(None, (text + self.run.folder.name, which, self.reason)))
@@ -78,19 +71,19 @@ class Listed:
         return {"run": folder, **{name: about[name] for name in names}, **progress, **score}
 
 
-def listed(run: Run) -> Listed:
+def listed(run: Run, index: Index | None = None) -> Listed:
     """The state of a run, from its folder."""
+    at, score = _reached(run, index or Index())
     if run.finished:
-        done = run.done
-        return Listed(run, "done", _reached(run), float(done.get("seconds", 0.0)), "")
+        return Listed(run, "done", at, float(run.done.get("seconds", 0.0)), "", score)
     lines = history.read_history(run.folder)
     last = lines[-1] if lines else {"event": ""}
     seconds, reason = history.seconds_worked(run.folder), str(last.get("reason", ""))
     if _held(run):
-        return Listed(run, "working", _reached(run), seconds, "")
+        return Listed(run, "working", at, seconds, "", score)
     if last["event"] == "failed" and reason != history.INTERRUPTED:
-        return Listed(run, "failed", _reached(run), seconds, reason)
-    return Listed(run, "interrupted" if lines else "waiting", _reached(run), seconds, "")
+        return Listed(run, "failed", at, seconds, reason, score)
+    return Listed(run, "interrupted" if lines else "waiting", at, seconds, "", score)
 
 
 def counts(runs: Sequence[Listed], damaged: int = 0) -> str:
@@ -102,9 +95,24 @@ def counts(runs: Sequence[Listed], damaged: int = 0) -> str:
     return f"{number}: {states}" if states else number
 
 
-def _reached(run: Run) -> int:
-    last = last_metrics(run.folder)
-    return 0 if last is None else int(last["done"])
+def _reached(run: Run, index: Index) -> tuple[int, float]:
+    """Steps or epochs done, and the best score as in `Listed`."""
+    if run.description["kind"] != "transfer":
+        last = last_metrics(run.folder)
+        return 0 if last is None else int(last["done"]), math.nan
+    path, best = run.folder / history.METRICS, f"validation_{run.modality.task.selected_by}"
+    known = index.known(path, lambda: _of_metrics(read_metrics(run.folder)))
+    return known["done"], known["best"].get(best, math.nan)
+
+
+def _of_metrics(lines: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """The last epoch of a run's metrics, and the highest value of each validation score."""
+    best: dict[str, float] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith("validation_") and not math.isnan(value):
+                best[name] = max(float(value), best.get(name, -math.inf))
+    return {"done": int(lines[-1]["done"]) if lines else 0, "best": best}
 
 
 def _held(run: Run) -> bool:

@@ -7,6 +7,7 @@ are refused.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -109,29 +110,27 @@ class Predictions:
 
         A unit is what is scored: a CT scan with all its windows, otherwise a record.
         """
-        table, units = self._of_split(split)
-        classes = table["scores"].type.list_size
-        scores = table["scores"].combine_chunks().flatten().to_numpy().reshape(-1, classes)
-        return (
-            units.targets(decode_targets(table["target"])),
-            units.scores(scores),
-            np.array(table["group_id"].to_pylist())[units.first],
-        )
+        targets, scores, units = self.scored_split(split)
+        return targets, scores, units["group_id"].to_numpy(dtype=np.str_)
 
     def units_of_split(self, split: str) -> pd.DataFrame:
-        """Metadata of each unit of a split, in the order of `of_split`.
+        """Metadata of each unit of a split, see `scored_split`."""
+        return self.scored_split(split)[2]
+
+    def scored_split(
+        self, split: str
+    ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float64], pd.DataFrame]:
+        """Targets and scores as in `of_split`, and metadata of each unit.
 
         Columns: unit_id, group_id (the patient) and those of `PERSON` (age in years, sex, site,
         device, view); null if unknown. They are taken from the first row of a unit.
         """
-        table, units = self._of_split(split)
+        table = self.table.filter(pc.equal(self.table["split"], split))
+        units, classes = Units(table["unit_id"].to_pylist()), table["scores"].type.list_size
+        scores = table["scores"].combine_chunks().flatten().to_numpy().reshape(-1, classes)
         metadata = table.select(["unit_id", "group_id", *PERSON])
         frame: pd.DataFrame = metadata.take(units.first).to_pandas()
-        return frame
-
-    def _of_split(self, split: str) -> tuple[pa.Table, Units]:
-        table = self.table.filter(pc.equal(self.table["split"], split))
-        return table, Units(table["unit_id"].to_pylist())
+        return units.targets(decode_targets(table["target"])), units.scores(scores), frame
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -141,8 +140,14 @@ class Predictions:
     @property
     def task(self) -> Task:
         """The task, with the dataset's classes."""
-        task: Task = typed(Task, parse_json(self.description["task"]), "task")
-        return task
+        return task_of(self.description["task"])
+
+
+@functools.lru_cache
+def task_of(content: str) -> Task:
+    """The task of a description, which many predictions have alike."""
+    task: Task = typed(Task, parse_json(content), "task")
+    return task
 
 
 @dataclass(frozen=True)
@@ -346,7 +351,7 @@ def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
             raise ValueError(f"its provenance is {description['provenance']!r}")
         if description["role"] not in ROLES:
             raise ValueError(f"its role is {description['role']!r}")
-        typed(Task, parse_json(description["task"]), "task")
+        task_of(description["task"])
         from_json(description["hardware"])
     except (KeyError, ValueError, RecursionError, BenchmdError) as error:
         why = f"its description cannot be used ({type(error).__name__}: {error})"

@@ -9,10 +9,12 @@ Files are verified by their hash when they are read, and the folder's name by th
 from __future__ import annotations
 
 import functools
+import json
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -35,12 +37,13 @@ from benchmd_ray.files.integrity import (
 from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.runs import history
 from benchmd_ray.runs.files import CHECKPOINTS, DONE, MODEL, RUN, Ended
+from benchmd_ray.runs.index import Index, indexed
 from benchmd_ray.runs.places import backing_of
 from benchmd_ray.runs.places import shown as shown  # names of a store or a run in commands
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.runs.pretraining_data import Published
 from benchmd_ray.schema.typed import Count, typed
-from benchmd_ray.settings.definition import Settings, updated
+from benchmd_ray.settings.definition import Settings, settings_of
 
 Keep = Literal["checkpoints", "models", "predictions"]
 """Files of a finished run that are kept, see `ExecutionSettings.keep`."""
@@ -96,6 +99,8 @@ class Run:
 
     folder: Path
     description: dict[str, Any]
+    ended: dict[str, Any] = field(default_factory=dict, compare=False)
+    """``done.json`` if it was read with the run."""
 
     def __repr__(self) -> str:
         names = ("kind", "technique", "setting", "source")
@@ -114,8 +119,8 @@ class Run:
         Raises:
             Damaged: ``done.json`` was changed.
         """
-        if not self.finished:
-            return {}
+        if self.ended or not self.finished:
+            return self.ended
         return read_hashed_json(self.folder / DONE, self.remedy, Ended, of=self.folder)
 
     @property
@@ -133,18 +138,29 @@ class Run:
 
     @functools.cached_property
     def settings(self) -> Settings:
-        return updated(Settings(), self.description["settings"])
+        return settings_of(self.description["settings"])
 
     @functools.cached_property
     def modality(self) -> Modality:
         """Modality as described in the run."""
-        card: Modality = typed(Modality, self.description["modality_card"], f"{self.folder / RUN}")
-        return card
+        card = self.description["modality_card"]
+        try:
+            return _modality(json.dumps(card))
+        except BenchmdError:
+            modality: Modality = typed(Modality, card, f"{self.folder / RUN}")
+            return modality
 
     @property
     def digest(self) -> str:
         """Hash of its determinants."""
         return digest(self.description["determinants"])
+
+
+@functools.lru_cache
+def _modality(card: str) -> Modality:
+    """The modality of a card as JSON, which many runs have alike."""
+    modality: Modality = typed(Modality, json.loads(card), "")
+    return modality
 
 
 def run_folder(store: Path, name: str, description: dict[str, Any]) -> Path:
@@ -268,14 +284,22 @@ def read_run(folder: Path) -> Run:
     return run
 
 
-def _read(folder: Path) -> Run:
-    path = folder / RUN
+def _read(folder: Path, index: Index | None = None) -> Run:
+    path, index = folder / RUN, index or Index()
     if not path.is_file():
         remedy = "Name a folder that `benchmd pretrain` or `benchmd transfer` printed."
         if _of_transformers(folder):
             remedy = f"It is a folder of transformers: did you mean hf:{shown(folder)}?"
         raise BenchmdError(f"{shown(folder)} is not a run (no {RUN}). {remedy}")
-    remedy = Run(folder, {}).remedy
+    run = Run(folder, index.known(path, lambda: _description(folder)))
+    if not run.finished:
+        return run
+    return Run(folder, run.description, index.known(folder / DONE, lambda: run.done))
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    """The content of a run's ``run.json``, validated against its folder."""
+    path, remedy = folder / RUN, Run(folder, {}).remedy
     run = Run(folder, read_hashed_json(path, remedy, RunForm))
     if run.description.get("fold", {}).get("inner") != run.description["determinants"].get("fold"):
         raise Damaged(path, "its fold and that of its determinants differ", remedy)
@@ -287,12 +311,12 @@ def _read(folder: Path) -> Run:
         why = f"it describes a run whose folder ends in -{run.digest[:12]}"
         raise Damaged(path, why, f"Give the folder its original name. {remedy}")
     try:
-        _ = run.settings, run.modality, run.done
+        _ = run.settings, run.modality
     except Damaged:
         raise
     except BenchmdError as error:
         raise Damaged(path, f"it cannot be used: {error}".rstrip("."), remedy) from error
-    return run
+    return run.description
 
 
 def _of_transformers(folder: Path) -> bool:
@@ -303,33 +327,49 @@ def _of_transformers(folder: Path) -> bool:
         return b'"model_type"' in file.read(CONFIG_BYTES)
 
 
-def read_stores(paths: list[Path]) -> StoredItems[Run]:
+def read_stores(paths: list[Path], index: Index | None = None) -> StoredItems[Run]:
     """Runs in these folders, each a run or a store of runs.
+
+    ``index`` is that of a caller that reads more of the runs' files; else one is used for this.
 
     Raises:
         BenchmdError: A folder has no run, or a run that was named directly cannot be read.
     """
     runs: dict[Path, Run] = {}
     damaged: dict[Path, str] = {}
-    for path in paths:
-        backing_of(path.parent).refresh(path)
-        skipped = backing_of(path).refresh_store()
-        damaged |= {folder.resolve(): why for folder, why in skipped.items()}
-        if (path / RUN).is_file():
-            runs[path.resolve()] = _read(path)
-            continue
-        folders = sorted(p.parent for p in path.glob(f"*/{RUN}"))
-        if not folders and not skipped:
-            stores = sorted({run.parent.parent for run in path.glob(f"*/*/{RUN}")})
-            below = f" Did you mean {shown(stores[0])}?" if stores else ""
-            raise BenchmdError(
-                f"{shown(path)} has no run: name a run's folder or a store of runs.{below}"
-            )
-        for folder in folders:
-            if folder in skipped:
-                continue  # local files may be older
-            try:
-                runs[folder.resolve()] = _read(folder)
-            except (BenchmdError, OSError) as error:
-                damaged[folder.resolve()] = str(error)
+    with nullcontext(index) if index else indexed() as known:
+        for path in paths:
+            backing_of(path.parent).refresh(path)
+            skipped = backing_of(path).refresh_store()
+            damaged |= {folder.resolve(): why for folder, why in skipped.items()}
+            if (path / RUN).is_file():
+                runs[path.resolve()] = _read(path, known)
+                continue
+            folders = _folders(path)
+            if not folders and not skipped:
+                raise _no_run(path)
+            for folder, place in folders.items():
+                if folder in skipped:
+                    continue  # local files may be older
+                try:
+                    runs[place] = _read(folder, known)
+                except (BenchmdError, OSError) as error:
+                    damaged[place] = str(error)
     return StoredItems(list(runs.values()), damaged)
+
+
+def _folders(store: Path) -> dict[Path, Path]:
+    """Folders of a store's runs in order, and where they are, links resolved."""
+    place, folders = store.resolve(), {}
+    with suppress(OSError), os.scandir(store) as entries:
+        for entry in entries:
+            if os.path.exists(f"{entry.path}/{RUN}"):
+                folder = store / entry.name
+                folders[folder] = folder.resolve() if entry.is_symlink() else place / entry.name
+    return dict(sorted(folders.items()))
+
+
+def _no_run(path: Path) -> BenchmdError:
+    stores = sorted({run.parent.parent for run in path.glob(f"*/*/{RUN}")})
+    below = f" Did you mean {shown(stores[0])}?" if stores else ""
+    return BenchmdError(f"{shown(path)} has no run: name a run's folder or a store of runs.{below}")

@@ -14,6 +14,7 @@ from benchmd_ray.files.atomic import digest
 from benchmd_ray.files.integrity import StoredItems
 from benchmd_ray.runs.files import RESULT, TRIALS, predictions_of
 from benchmd_ray.runs.history import read_metrics
+from benchmd_ray.runs.index import indexed
 from benchmd_ray.runs.listing import Listed, counts, listed
 from benchmd_ray.runs.store import Run, read_stores
 from benchmd_ray.tuning.families import FAMILY
@@ -54,15 +55,16 @@ def watched(stores: Sequence[Path]) -> list[str]:
     """
     runs: list[Listed] = []
     damaged = 0
-    for store in stores:
-        try:
-            stored = read_stores([store])  # this also mirrors the searches of an address
-        except BenchmdError as error:
-            if isinstance(error, Transient) or not read_searches([store]).found:
-                raise
-        else:
-            runs += map(listed, stored.found)
-            damaged += len(stored.damaged)
+    with indexed() as index:
+        for store in stores:
+            try:
+                stored = read_stores([store], index)  # this also mirrors searches of an address
+            except BenchmdError as error:
+                if isinstance(error, Transient) or not read_searches([store]).found:
+                    raise
+            else:
+                runs += [listed(run, index) for run in stored.found]
+                damaged += len(stored.damaged)
     lines = [counts(runs, damaged)]
     for title, parts in (
         ("working", _working(runs)),

@@ -6,6 +6,8 @@ Source: BenchMD v2, section 4 and appendix B, with the decisions of ``docs/diffe
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -510,6 +512,22 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
                 f"{', '.join(types_of(kinds[key]))}."
             )
     return dataclasses.replace(settings, **new)  # type: ignore[type-var]
+
+
+def settings_of(recorded: Mapping[str, Any]) -> Settings:
+    """Settings as a run recorded them; groups that many runs have alike are made once.
+
+    Raises:
+        BenchmdError: As `updated` does.
+    """
+    groups = {k: _group(k, json.dumps(v)) for k, v in recorded.items() if isinstance(v, dict)}
+    others = {name: value for name, value in recorded.items() if name not in groups}
+    return dataclasses.replace(updated(Settings(), others), **groups)
+
+
+@functools.lru_cache(maxsize=1024)
+def _group(name: str, content: str) -> Any:
+    return getattr(updated(Settings(), {name: json.loads(content)}), name)
 
 
 def setting_names(group: type = Settings, above: str = "") -> Iterator[str]:

@@ -11,7 +11,7 @@ from benchmd_ray.cluster.telemetry import METRICS, exported
 from benchmd_ray.training.reporter import RunReporter, read_metrics
 
 PROJECT = Path(__file__).resolve().parents[2]
-DASHBOARD = PROJECT / "docs" / "deploy" / "grafana.json"
+DASHBOARD = PROJECT / "deploy" / "grafana.json"
 
 
 class Kept:

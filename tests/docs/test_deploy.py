@@ -2,6 +2,7 @@
 
 import configparser
 import functools
+import json
 import re
 import shlex
 import shutil
@@ -19,8 +20,9 @@ from benchmd_ray.cluster.connection import ENVIRONMENT
 from benchmd_ray.extensions.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCHER = ("cluster.yaml", "docs/deploy/cluster-on-premise.yaml")
-KUBERAY = "docs/deploy/kuberay.yaml"
+CLOUDS = ("cluster.yaml", "deploy/gcp.yaml", "deploy/azure.yaml")
+LAUNCHER = (*CLOUDS, "deploy/on-premise.yaml")
+KUBERAY = "deploy/kuberay.yaml"
 LOCK = ROOT / "requirements.lock"
 ADDED = {
     "RAY_AUTH_MODE": "token",
@@ -93,19 +95,106 @@ def test_nodes_get_the_wheel_the_lock_and_the_token(name):
     assert "~/benchmd/dist/*.whl" in wheel
 
 
-def test_the_cloud_has_a_small_head_and_workers_that_come_and_go():
-    content = read("cluster.yaml")
+@pytest.mark.parametrize("name", CLOUDS)
+def test_a_cloud_has_a_small_head_and_workers_that_come_and_go(name):
+    content = read(name)
     types = content["available_node_types"]
     assert types[content["head_node_type"]]["resources"] == {"CPU": 0}
-    assert "InstanceMarketOptions" not in types["head"]["node_config"]
-    assert types["gpu"]["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
-    for name in ("cpu", "gpu"):
-        assert types[name]["min_workers"] == 0 < types[name]["max_workers"]
-    assert sum(types[name]["max_workers"] for name in ("cpu", "gpu")) <= content["max_workers"]
-    for each in types.values():  # rights come with the machine: no key lies on it
+    for worker in ("cpu", "gpu"):
+        assert types[worker]["min_workers"] == 0 < types[worker]["max_workers"]
+    assert sum(types[worker]["max_workers"] for worker in ("cpu", "gpu")) <= content["max_workers"]
+    assert types["gpu"]["resources"]["GPU"] == 1
+    assert content["provider"]["cache_stopped_nodes"] is False  # a stopped disk costs money, too
+
+
+def test_gpus_are_taken_at_the_price_of_what_may_be_taken_back_and_heads_are_not():
+    head, gpu = (
+        {name: read(name)["available_node_types"][of]["node_config"] for name in CLOUDS}
+        for of in ("head", "gpu")
+    )
+    assert gpu["cluster.yaml"]["InstanceMarketOptions"]["MarketType"] == "spot"
+    assert gpu["deploy/gcp.yaml"]["scheduling"]["preemptible"] is True
+    assert gpu["deploy/azure.yaml"]["azure_arm_parameters"]["priority"] == "Spot"
+    assert not re.search("(?i)spot|preemptible", str(head))
+
+
+def test_rights_come_with_the_machine():
+    aws, gcp = (read(name)["available_node_types"] for name in CLOUDS[:2])
+    for each in aws.values():
         assert each["node_config"]["IamInstanceProfile"]
         assert each["node_config"]["SecurityGroupIds"]
-    assert "security_group" not in content["provider"]  # Ray's own lets SSH in from everywhere
+    assert (
+        "security_group" not in read("cluster.yaml")["provider"]
+    )  # Ray's lets SSH in from anywhere
+    for name in ("cpu", "gpu"):  # the head's account is Ray's
+        assert gcp[name]["node_config"]["serviceAccounts"][0]["email"].startswith("benchmd-worker@")
+    for each in gcp.values():  # Ray's own network lets SSH in from everywhere
+        assert each["node_config"]["networkInterfaces"][0]["subnetwork"].endswith("/benchmd")
+    for name in CLOUDS:
+        assert not re.search("(?i)secret|access.?key|password", str(read(name)))
+
+
+def test_azure_is_given_parameters_of_rays_own_template():
+    from ray.autoscaler._private import _azure
+
+    template = json.loads(Path(_azure.__path__[0], "azure-vm-template.json").read_text("utf-8"))[
+        "parameters"
+    ]
+    for each in read("deploy/azure.yaml")["available_node_types"].values():
+        parameters = each["node_config"]["azure_arm_parameters"]
+        assert parameters.keys() <= template.keys()
+        types = {"string": str, "int": int, "object": dict}
+        for key, value in parameters.items():
+            assert isinstance(value, types[template[key]["type"]]), key
+
+
+def test_rays_autoscaler_on_kubernetes_reads_the_manifest():
+    """What Ray makes of the cluster's groups is itself a valid configuration."""
+    from ray.autoscaler._private.kuberay import autoscaling_config as kuberay
+    from ray.autoscaler._private.util import validate_config
+
+    cluster = items()["RayCluster"]
+    job = {"metadata": {"name": "job", "namespace": "lab"}, "spec": items()["RayJob"]["spec"]}
+    job["spec"] = job["spec"]["rayClusterSpec"]
+    cluster["metadata"]["namespace"] = "lab"
+    for each in (cluster, job):
+        config = kuberay._derive_autoscaling_config_from_ray_cr(each)
+        validate_config(config)
+        types = config["available_node_types"]
+        assert types.pop(config["head_node_type"])["resources"]["CPU"] == 0
+        of_types = {
+            name: (kind["min_workers"], kind["max_workers"], kind["resources"].get("GPU", 0))
+            for name, kind in types.items()
+        }
+        assert of_types == {"cpu": (0, 8, 0), "gpu": (0, 8, 1)}
+        assert config["max_workers"] == 16
+        assert config["idle_timeout_minutes"] == 10
+
+
+FIELDS = {
+    "RayCluster": {
+        *("rayVersion", "authOptions", "enableInTreeAutoscaling", "autoscalerOptions"),
+        *("headGroupSpec", "workerGroupSpecs"),
+    },
+    "RayJob": {
+        *("runtimeEnvYAML", "entrypoint", "submissionMode", "shutdownAfterJobFinishes"),
+        *("ttlSecondsAfterFinished", "rayClusterSpec"),
+    },
+    "head": {"serviceType", "rayStartParams", "template"},
+    "worker": {
+        *("groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"),
+    },
+}
+"""Fields of KubeRay 1.5 that the manifest uses: its schema is in no package that tests can have."""
+
+
+def test_the_manifest_has_no_field_that_kuberay_would_drop():
+    cluster = items()["RayCluster"]["spec"]
+    assert cluster.keys() <= FIELDS["RayCluster"]
+    assert items()["RayJob"]["spec"].keys() <= FIELDS["RayJob"]
+    assert cluster["headGroupSpec"].keys() <= FIELDS["head"]
+    for group in cluster["workerGroupSpecs"]:
+        assert group.keys() <= FIELDS["worker"]
 
 
 def test_the_manifest_starts_ray_with_its_options_and_our_environment():
@@ -204,7 +293,7 @@ def test_our_commands_in_the_files_parse(monkeypatch, tmp_path):
 
 
 def test_the_image_installs_the_lock_and_the_wheel():
-    text = (ROOT / "docs/deploy/Dockerfile").read_text("utf-8")
+    text = (ROOT / "deploy/Dockerfile").read_text("utf-8")
     assert "--require-hashes -r /tmp/requirements.lock" in text
     assert "--no-deps /tmp/*.whl" in text
     assert re.findall("^(?:ARG|FROM) .*", text, re.M) == ["ARG PYTHON", "FROM ${PYTHON}"]
@@ -214,9 +303,9 @@ def test_images_are_named_by_a_digest_that_has_to_be_filled_in():
     (image,) = {pod["containers"][0]["image"] for pod, _ in pods()}
     name, _, digest = image.partition("@")
     assert digest == "sha256:DIGEST"
-    assert f"docker push {name}:" in (ROOT / "docs/deploy/Dockerfile").read_text("utf-8")
+    assert f"docker push {name}:" in (ROOT / "deploy/Dockerfile").read_text("utf-8")
     assert "REQUIRED" in (ROOT / KUBERAY).read_text("utf-8")
-    for path in (ROOT / "docs/deploy").iterdir():
+    for path in (ROOT / "deploy").iterdir():
         for line in path.read_text("utf-8").splitlines():
             if re.match(r"\s*(- )?(image:|FROM )", line):
                 assert "@sha256:" in line or line == "FROM ${PYTHON}", line
@@ -224,7 +313,7 @@ def test_images_are_named_by_a_digest_that_has_to_be_filled_in():
 
 def test_python_looks_for_no_module_in_the_folder_it_is_started_in():
     """``-m`` searches the working folder first, which may hold what others wrote."""
-    for path in (ROOT / "cluster.yaml", *(ROOT / "docs/deploy").iterdir()):
+    for path in (ROOT / "cluster.yaml", *(ROOT / "deploy").iterdir()):
         started = re.findall(r"\bpython[\d.]* -.*", path.read_text("utf-8"))
         assert [line for line in started if not re.match(r"python[\d.]* -P ", line)] == [], path
 

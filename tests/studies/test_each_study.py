@@ -59,20 +59,6 @@ def test_scaling_gives_the_rates_of_each_size_of_a_cluster() -> None:
     assert "/" not in json.dumps(result["settings"])
 
 
-def test_store_scale_times_each_size_of_a_store() -> None:
-    small = ["--sizes", "8", "4", "--records", "20", "--resamples", "3"]
-    result = run("studies.store_scale", *small)
-    assert [size["runs"] for size in result["sizes"]] == [4, 8]
-    for size in result["sizes"]:
-        assert size["seconds"].keys() == {"read", "list", "report", "report_again"}
-        for name, seconds in size["seconds"].items():
-            assert seconds > 0
-            assert size["ms_per_run"][name] == pytest.approx(
-                1000 * seconds / size["runs"], rel=0.01
-            )
-    assert "/" not in json.dumps(result["settings"])
-
-
 @pytest.mark.nightly
 def test_zero_gives_losses_and_memory_of_each_stage() -> None:
     small = ["--size", "tiny", "--modality", "eeg", "--batch", "2", "--workers", "2"]

@@ -1,59 +1,51 @@
-r"""``python -m studies.store_scale`` from the project's root.
-
-Stores of more and more finished runs: how long it takes to read what they hold, to list them, and
-to report on them, for the first time and again after one more run. There is no peer; a rate that
-does not fall as the store grows is what it should have. Each size is measured once.
+"""Synthetic stores of runs and catalogs of many shards, for `speed.scale`.
 
 The runs have made-up predictions on one dataset each: techniques and transfer settings on two
-modalities, with as many seeds as make up the number.
+modalities, with as many seeds as make up the number. Nothing is forced to the disk.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import io
 import itertools
 import json
 import os
-import resource
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from click.testing import CliRunner
 
-from benchmd_ray.cli import main as benchmd
 from benchmd_ray.cluster.hardware import Hardware
+from benchmd_ray.data.cards import cards
+from benchmd_ray.data.catalog import MANIFEST
+from benchmd_ray.data.manifest import manifest_of, shard_part
+from benchmd_ray.data.records import Record, to_table
+from benchmd_ray.files.atomic import write_json
 from benchmd_ray.files.integrity import OF, line, name_of, write_hash, write_hashed_json
 from benchmd_ray.modality.modalities import modality as modality_named
-from benchmd_ray.runs.predictions import CLASSIFIED, predictions_path
-from benchmd_ray.runs.store import Run, open_run, read_stores
+from benchmd_ray.runs.predictions import CLASSIFIED, predictions_path, read_predictions
+from benchmd_ray.runs.store import Run, open_run
 from benchmd_ray.scores.metrics import probabilities
 from benchmd_ray.settings.definition import Settings, as_dict, updated
-from speed import measure
 
 SOURCES = {"ecg": "ptb-xl", "cxr": "mimic-cxr"}
 TECHNIQUES = ("scratch", "e-mix", "shed", "mae")
 SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
 PACKAGES = ("benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow")
 PER_PATIENT = 2
-DECLARED = {
-    "sizes": ([100, 1_000, 10_000], "runs of each store"),
-    "records": (200, "predictions of a run"),
-    "resamples": (1000, "of the bootstrap"),
-    "figures": (False, "draw the report's figures, too"),
-}
+DATASET = "breastmnist"
+"""Dataset of the catalogs: its records are small."""
 
 
-def write_run(store: Path, modality: str, technique: str, setting: str, seed: int) -> Run:
-    """A finished transfer run without predictions."""
+def write_run(
+    store: Path, modality: str, technique: str, setting: str, seed: int, *, finished: bool = True
+) -> Run:
+    """A transfer run without predictions."""
     mode, _, labels = setting.partition("-")
     changes = {"seed": seed, "transfer": {"mode": mode, "labels": labels or "full"}}
     settings = as_dict(updated(Settings(), changes))
@@ -85,6 +77,8 @@ def write_run(store: Path, modality: str, technique: str, setting: str, seed: in
     run = open_run(store, f"transfer-{modality}-{technique}-{setting}", description)
     lines = [{"done": e, "loss": 1 / e, "validation_auroc": 0.7, "per_second": 1} for e in (1, 2)]
     (run.folder / "metrics.jsonl").write_text("".join(map(line, lines)))
+    if not finished:
+        return run
     done = {"finished": "2026-01-01T00:00:00+00:00", "seconds": 1.0, "model_sha256": None}
     write_hashed_json(run.folder / "done.json", done, of=run.folder)
     return run
@@ -124,6 +118,7 @@ def write_predictions(run: Run, records: int) -> None:
         "role": "source",
         "policy": "clean",
         "catalog": f"digest of {modality.name}",
+        "also": "{}",
         "raw_records": "100",
         "raw_expected": "100",
         "provenance": "synthetic",
@@ -139,59 +134,63 @@ def write_predictions(run: Run, records: int) -> None:
     write_hash(path)
 
 
-def fill(store: Path, first: int, last: int, records: int) -> None:
-    """Write the runs of these numbers."""
+def fill(store: Path, first: int, last: int, records: int = 200, *, finished: bool = True) -> None:
+    """Write the runs of these numbers, the finished ones with predictions."""
     kinds = list(itertools.product(SOURCES, TECHNIQUES, SETTINGS))
-    for number in range(first, last):
-        modality, technique, setting = kinds[number % len(kinds)]
-        write_predictions(
-            write_run(store, modality, technique, setting, number // len(kinds)), records
-        )
+    with patch("benchmd_ray.files.atomic.flush"):
+        for number in range(first, last):
+            seed = number // len(kinds)
+            run = write_run(store, *kinds[number % len(kinds)], seed, finished=finished)
+            if finished:
+                write_predictions(run, records)
+    if finished:  # a report would skip what it cannot read
+        read_predictions(predictions_path(run.folder, run.description["source"]))
 
 
-def command(*arguments: str) -> None:
-    """Run a command of the package in this process."""
-    result = CliRunner().invoke(benchmd, arguments)
-    if result.exit_code:
-        raise AssertionError(result.output[-2000:])
+def shards(path: Path, count: int, records: int = 4) -> None:
+    """Write a catalog with so many training shards, all links to one file, and one to validate."""
+    card = cards()[DATASET]
+    signal = np.zeros(card.signal.stored_shape, card.signal.dtype)
+    parts = []
+    for split in ("train", "validation"):
+        rows = [
+            Record(
+                record_id=f"{split}-{n}",
+                group_id=f"{split}-{n}",
+                unit_id=f"{split}-{n}",
+                signal=signal + n,
+                scale=1.0,
+                valid_size=card.signal.stored_shape[1:],
+                target=[int(n % len(card.classes) == place) for place in range(len(card.classes))],
+            )
+            for n in range(records)
+        ]
+        file = path / "shards" / f"{split}-000000.parquet"
+        whole = {"split": split, "rows": records}
+        whole |= shard_part(to_table(rows, split, card), file, card)
+        for number in range(count if split == "train" else 1):
+            name = f"{split}-{number:06d}"
+            parts.append({"name": name, **whole})
+            if number:
+                os.link(file, file.with_name(f"{name}.parquet"))
+    write_json(path / MANIFEST, manifest_of(card, _origin(card.layouts, card.options), parts))
 
 
-def measured(store: Path, out: Path, chosen: argparse.Namespace, size: int) -> dict[str, Any]:
-    """Seconds of each reading of a store of ``size`` runs."""
-    report = ("report", str(store), "--out", str(out), "--resamples", str(chosen.resamples))
-    figures = ("--figures", "all" if chosen.figures else "none")
-    if damaged := read_stores([store]).damaged:
-        raise AssertionError(damaged)
-    seconds = {
-        "read": measure.seconds_of(lambda: read_stores([store])),
-        "list": measure.seconds_of(lambda: command("list", str(store))),
-        "report": measure.seconds_of(lambda: command(*report, *figures)),
-    }
-    fill(store, size, size + 1, chosen.records)
-    seconds["report_again"] = measure.seconds_of(lambda: command(*report, *figures))
+def _origin(layouts: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "runs": size,
-        "seconds": measure.rounded_all(seconds),
-        "ms_per_run": measure.rounded_all({n: 1000 * s / size for n, s in seconds.items()}),
-        "peak_gib": measure.rounded(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20),
+        "policy": "clean",
+        "options": {name: option.default for name, option in options.items()},
+        "held_out": [],
+        "layout": next(iter(layouts), ""),
+        "plan": "made up",
+        "raw": {
+            "records": 8,
+            "expected": 8,
+            "missing": 0,
+            "grouped_by": "patient",
+            "provenance": "synthetic",
+        },
+        "excluded": {},
+        "warnings": {},
+        "quarantined": [],
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    words = None if arguments is None else list(arguments)
-    options = measure.options(__doc__, words, DECLARED, repeats=False)
-    if options.records < 20:
-        raise SystemExit("--records has to be 20 or more.")
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        os.environ["BENCHMD_CACHE"] = str(Path(folder, "cache"))
-        store, sizes, written = Path(folder, "runs"), [], 0
-        for size in sorted(options.sizes):
-            fill(store, written, size, options.records)
-            sizes.append(measured(store, Path(folder, "report"), options, size))
-            written = size + 1
-    measure.print_result("store_scale", options, sizes=sizes)
-
-
-if __name__ == "__main__":
-    main()
