@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from pydantic import Field
 
 from benchmd_ray.board.keys import Signature, is_signed
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.files.atomic import json_bytes
+from benchmd_ray.files.atomic import digest, json_bytes
 from benchmd_ray.files.integrity import MAX_JSON_BYTES, Damaged, parsed_json
 from benchmd_ray.files.parquet import read_table
 from benchmd_ray.runs.predictions import CLASSIFIED
@@ -181,8 +181,8 @@ def read_bundle(folder: Path) -> Bundle:
         with part_path(folder, number).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:
                 raise Refused(f"file {number} of its predictions has another SHA-256 than stated")
-    digest = hashlib.sha256(content).hexdigest()
-    return Bundle(folder, digest, about, signer, sum(sizes.values()))
+    name = hashlib.sha256(content).hexdigest()
+    return Bundle(folder, name, about, signer, sum(sizes.values()))
 
 
 def _files(folder: Path) -> dict[str, int]:
@@ -247,7 +247,9 @@ def _described(content: Mapping[str, Any]) -> Description:
     keys = [(run.run, part.evaluation, part.dataset) for run, part in about.parts]
     if not keys or len(set(keys)) < len(keys):
         raise Refused("it has no predictions, or those of a run for a dataset twice")
-    return about
+    settings = {digest(run.settings): run.settings for run in about.runs}  # each once in memory
+    runs = [replace(run, settings=settings[digest(run.settings)]) for run in about.runs]
+    return replace(about, runs=runs)
 
 
 def read_part(bundle: Bundle, number: int) -> pa.Table:

@@ -11,7 +11,6 @@ import pandas as pd
 from benchmd_ray.board.build import Board, Contest, alike_text, entry_id
 from benchmd_ray.board.ranking import Placed, cost_of
 from benchmd_ray.board.recompute import Entry
-from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.report.frames import with_mode
 from benchmd_ray.report.table import text_of
 
@@ -47,7 +46,6 @@ def content(board: Board) -> dict[str, Any]:
         "resamples": board.resamples,
         "board": board.official.board,
         "official": board.official.sha256,
-        "versions": package_versions(),
         "datasets": [
             {
                 **{

@@ -16,12 +16,13 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 Floats = npt.NDArray[np.float64]
+Sketch = npt.NDArray[np.float32]
 WIDTH = 256
 """Numbers of each of the two parts of a sketch."""
 ALIKE = 0.995
 """Correlation from which predictions count as nearly the same."""
-SAME = 1 - 1e-9
-BLOCK = 1024
+SAME = 1 - 1e-6
+BLOCK = 256
 """Sketches that are compared with all others at a time."""
 
 
@@ -33,7 +34,7 @@ class Copy(NamedTuple):
     correlation: float
 
 
-def sketch(scores: Floats) -> Floats:
+def sketch(scores: Floats) -> Sketch:
     """Sketch of scores (units, classes): (2 × `WIDTH`,), each half of length 1, or 0."""
     places, signs = _hashing(scores.size)
     halves = []
@@ -42,7 +43,7 @@ def sketch(scores: Floats) -> Floats:
         half = np.bincount(places, centred * signs, WIDTH)
         length = float(np.linalg.norm(half))
         halves.append(half / length if length > 0 else half)
-    return np.concatenate(halves)
+    return np.concatenate(halves).astype(np.float32)
 
 
 @lru_cache(maxsize=8)
@@ -52,13 +53,13 @@ def _hashing(size: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int8]]:
     return places, (2 * rng.integers(0, 2, size) - 1).astype(np.int8)
 
 
-def copies(sketches: Sequence[Floats], owners: Sequence[object]) -> Iterator[Copy]:
+def copies(sketches: Sequence[Sketch], owners: Sequence[object]) -> Iterator[Copy]:
     """Pairs of different owners, of one dataset, that are alike in scores or in their order."""
     if not sketches:
         return
     whole = np.stack(sketches)
-    names = list(dict.fromkeys(owners))
-    owner = np.array([names.index(each) for each in owners])
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(owners))}
+    owner = np.array([numbers[name] for name in owners])
     for start in range(0, len(whole), BLOCK):
         block = whole[start : start + BLOCK]
         alike = np.maximum(

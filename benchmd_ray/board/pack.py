@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,21 +32,19 @@ from benchmd_ray.board.bundle import (
 )
 from benchmd_ray.board.keys import HASHES, BoardKey, Signature, signed
 from benchmd_ray.board.official import scored_split
+from benchmd_ray.board.packed_run import packed_run
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import PERSON
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.evaluation.registry import evaluations
 from benchmd_ray.files.atomic import TEMPORARY
-from benchmd_ray.report.contamination import contamination, published_of
-from benchmd_ray.report.names import RowName, names_of
-from benchmd_ray.report.protocols import fold_of, pretraining_of
+from benchmd_ray.report.contamination import contamination
+from benchmd_ray.report.names import names_of
+from benchmd_ray.report.protocols import fold_of
 from benchmd_ray.report.table import text_of
-from benchmd_ray.report.training_frames import parts_of
-from benchmd_ray.runs.files import MODEL, predictions_of
-from benchmd_ray.runs.history import trained_by
+from benchmd_ray.runs.files import predictions_of
 from benchmd_ray.runs.predictions import IDENTIFIERS, Predictions, read_predictions
 from benchmd_ray.runs.store import Run, read_stores
-from benchmd_ray.settings.definition import as_dict
 
 LEAVES = (
     "of each record its keyed hash and the model's scores",
@@ -164,7 +161,7 @@ def pack(
             parts.append(Part(**part, sha256=write_part(folder, number, table)))
             number += 1
         if parts:
-            packed.append(_packed(run, names[run.folder], by_name, parts))
+            packed.append(packed_run(run, names[run.folder], by_name, parts))
     if not packed:
         raise BenchmdError(
             f"of {count_of(len(runs), 'run')} none can be packed: a board takes finished transfers "
@@ -245,68 +242,6 @@ def hashed(predictions: Predictions, split: str, key: BoardKey) -> pa.Table:
     ]:
         raise _Left(f"its column {odd[0]} is of a type that is not packed")
     return result
-
-
-def _packed(run: Run, row: RowName, by_name: Mapping[str, Run], parts: Sequence[Part]) -> PackedRun:
-    about, upstream = run.description, pretraining_of(run, by_name)
-    stages = [run, *filter(None, [upstream])]
-    weights = published_of(run, upstream)
-    versions = {str(k): None if v is None else str(v) for k, v in about.get("versions", {}).items()}
-    keys = ("setting", "source", "modality", "policy")
-    return PackedRun(
-        run=run.folder.name,
-        row=text_of(row.technique),
-        protocol=row.protocol,
-        technique=text_of(about["technique"]),
-        **{key: str(about[key]) for key in keys},
-        seed=int(about["seed"]),
-        settings=_settings(run, upstream),
-        parts={
-            name: version
-            for stage in reversed(stages)
-            for name, version in parts_of(stage).items()
-            if isinstance(version, int)
-        },
-        versions=versions,
-        device=str(about.get("device", "")),
-        hardware=[*dict.fromkeys(str(hw) for stage in stages for hw in trained_by(stage.folder))],
-        workers=run.settings.execution.workers,
-        seconds=float(run.done["seconds"]),
-        pretraining_seconds=0.0 if upstream is None else float(upstream.done.get("seconds", 0.0)),
-        parameters=_parameters(run),
-        weights="" if weights is None else f"{weights['title']} ({weights['licence']})",
-        predictions=list(parts),
-    )
-
-
-def _settings(run: Run, upstream: Run | None) -> dict[str, Any]:
-    """Settings that make the model, without folders."""
-    whole = as_dict(run.settings)
-    stated = {name: whole[name] for name in ("encoder", "transfer", "tuned")}
-    if upstream is not None:
-        stated["pretrain"] = as_dict(upstream.settings)["pretrain"]
-    return dict(_plain(stated))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return text_of(value) if isinstance(value, str) else value
-
-
-def _parameters(run: Run) -> int | None:
-    """Number of weights, from the head of their file; None where it was pruned."""
-    from safetensors import SafetensorError, safe_open
-
-    path = run.folder / MODEL
-    if not path.is_file():
-        return None
-    with suppress(SafetensorError, OSError), safe_open(path, "numpy") as file:
-        shapes = (file.get_slice(name).get_shape() for name in file.keys())
-        return sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes)
-    return None
 
 
 def _licences(runs: Sequence[PackedRun]) -> dict[str, str]:

@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from importlib import resources
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from benchmd_ray.board.bundle import RECORD, SCORES, Bundle, PackedRun, Part, Refused, read_part
-from benchmd_ray.board.copies import sketch
+from benchmd_ray.board.bundle import Bundle, PackedRun, Part, Refused, read_part
+from benchmd_ray.board.copies import Sketch, sketch
 from benchmd_ray.board.official import Official, OfficialDataset
-from benchmd_ray.data.records import PERSON
-from benchmd_ray.errors import count_of, shown
-from benchmd_ray.evaluation.evaluation import Evaluation
+from benchmd_ray.board.scored_parts import others, require_records, scores_in
+from benchmd_ray.errors import shown
 from benchmd_ray.evaluation.registry import evaluations
 from benchmd_ray.report.scored import kept
-from benchmd_ray.runs.predictions import CLASSIFIED, Predictions
+from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.scores.metrics import METRICS, metric
+from benchmd_ray.scores.ranking import Ranked, rank
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.scores.seeds import pooled_seeds
+from benchmd_ray.scores.sums import mean_over_classes
 from benchmd_ray.scores.support import support
 
 Floats = npt.NDArray[np.float64]
@@ -49,7 +50,13 @@ KEPT = pa.schema(
 """Rows of a bundle's results: ``auroc`` (value, low and high of the mean, then of each class; the
 text is the caution), ``metric``, ``draws`` (mean over seeds), ``sketch`` (of a run), ``row``
 (value, low and high of another evaluation; the text says of what)."""
-CODE = ("board/recompute.py", "board/copies.py", "board/official.py", "scores/seeds.py")
+CODE = (
+    "board/recompute.py",
+    "board/scored_parts.py",
+    "board/copies.py",
+    "board/official.py",
+    "scores/seeds.py",
+)
 """Sources that `report.scored.kept` does not hash."""
 
 
@@ -64,7 +71,7 @@ class Result:
     """By metric: (1 + classes,), mean over seeds."""
     draws: Floats
     """(resamples,): AUROC, mean over seeds and classes; empty where there is no interval."""
-    sketches: Mapping[str, Floats]
+    sketches: Mapping[str, Sketch]
     """By run."""
     rows: Sequence[Mapping[str, Any]]
     """Score rows of other evaluations."""
@@ -165,54 +172,18 @@ def _rows(
             for part in (part for part in run.predictions if part.dataset == name):
                 table = read_part(bundle, numbers[id(part)])
                 place = f"{run.run}, {part.evaluation} of {name}"
-                _require_records(table, dataset, part, place)
+                require_records(table, dataset, part, place)
                 shared = {"entry": entry, "dataset": name}
                 if part.evaluation == CLASSIFIED.evaluation:
-                    scored.append((run, dataset.units.scores(_scores(table, dataset, place))))
+                    scored.append((run, dataset.units.scores(scores_in(table, dataset, place))))
                 else:
-                    yield from (
-                        shared | row for row in _others(table, dataset, part, resamples, place)
-                    )
+                    rows = others(table, dataset, part, resamples, place)
+                    yield from (shared | {"kind": "row", **row} for row in rows)
         if scored:
             yield from (
                 {"entry": entry, "dataset": name} | r
                 for r in _classified(scored, dataset, resamples)
             )
-
-
-def _require_records(table: pa.Table, dataset: OfficialDataset, part: Part, place: str) -> None:
-    """Refuse other records than the official ones, which are sorted by their hash."""
-    records, whole = table[RECORD].combine_chunks(), dataset.records
-    conditions = 1 if part.evaluation == CLASSIFIED.evaluation else len(records) // len(whole)
-    if len(records) == conditions * len(whole) and all(
-        records.slice(n * len(whole), len(whole)).equals(whole) for n in range(conditions)
-    ):
-        return
-    stated, expected = records.to_pylist(), set(whole.to_pylist())
-    distinct = set(stated)
-    faults = {
-        "missing": len(expected - distinct),
-        "that the official catalog lacks": len(distinct - expected),
-        "more than once": len(stated) - len(distinct) if conditions == 1 else 0,
-    }
-    named = [f"{count_of(n, 'record')} {how}" for how, n in faults.items() if n]
-    what = ", ".join(named) or "its records in another order"
-    raise Refused(f"{place}: {what}, of {count_of(len(whole), 'record')} that are scored")
-
-
-def _scores(table: pa.Table, dataset: OfficialDataset, place: str) -> Floats:
-    classes, column = dataset.about.task.classes, table[SCORES].combine_chunks()
-    if column.type.list_size != len(classes):
-        raise Refused(
-            f"{place}: scores of {column.type.list_size} classes, expected {len(classes)}"
-        )
-    values = column.flatten()
-    scores = values.to_numpy(zero_copy_only=False)
-    if values.null_count or len(values) != len(column) * len(classes):
-        raise Refused(f"{place}: scores are missing")
-    if not ((scores >= 0) & (scores <= 1)).all():
-        raise Refused(f"{place}: a score is NaN or outside 0 to 1")
-    return cast(Floats, scores.reshape(len(column), -1))
 
 
 def _classified(
@@ -222,10 +193,7 @@ def _classified(
     counts, columns = support(targets, groups), 1 + targets.shape[1]
     bases = [counts.basis("auroc", column) for column in range(columns)]
     values = {
-        name: np.array(
-            [[v.mean, *v.per_class] for v in (metric(name, targets, s, kind) for _, s in scored)]
-        )
-        for name in METRICS
+        name: np.array([_metric(name, dataset, scores) for _, scores in scored]) for name in METRICS
     }
     draws = [np.empty((0, columns))] * len(scored)
     if not all(basis.no_interval for basis in bases):
@@ -243,62 +211,23 @@ def _classified(
         yield _row("metric", name, seeds.mean(axis=0))
     yield _row("draws", "", np.mean([drawn[:, 0] for drawn in draws], axis=0))
     for run, scores in scored:
-        yield _row("sketch", run.run, sketch(scores))
+        yield _row("sketch", run.run, sketch(scores).tolist())
+
+
+def _metric(name: str, dataset: OfficialDataset, scores: Floats) -> Floats:
+    """A metric of one model, (1 + classes,): the mean over classes first."""
+    how, targets = METRICS[name].how, dataset.unit_targets
+    if name == "auprc" and isinstance(how, Ranked):  # scikit-learn's checks take most of its time
+        once = np.ones((1, dataset.patients), np.int64)
+        ranked = (rank(*pair, dataset.groups) for pair in zip(targets.T, scores.T, strict=True))
+        per_class = np.concatenate([how.weighted(ranking, once) for ranking in ranked])
+        return np.concatenate((mean_over_classes(per_class[None]), per_class))
+    whole = metric(name, targets, scores, dataset.about.task.kind)
+    return np.array([whole.mean, *whole.per_class])
 
 
 def _row(kind: str, name: str, values: Sequence[float] | Floats, text: str = "") -> dict[str, Any]:
     return {"kind": kind, "name": name, "values": list(map(float, values)), "text": text}
-
-
-def _others(
-    table: pa.Table, dataset: OfficialDataset, part: Part, resamples: int, place: str
-) -> Iterator[dict[str, Any]]:
-    """Score rows of another evaluation, by its own code, of a table with the official labels."""
-    evaluation: Evaluation = evaluations()[part.evaluation]
-    if len(table) > MOST_ROWS or evaluation.scores is None:
-        raise Refused(f"{place}: more than {MOST_ROWS:,} rows")
-    _scores(table, dataset, place)
-    whole = Predictions(_labelled(table, dataset, part.split), _description(dataset, part))
-    try:
-        if fault := evaluation.form.fault(whole):
-            raise Refused(f"{place}: {fault}")
-        rows = evaluation.scores(whole, resamples)
-    except (ArithmeticError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        raise Refused(f"{place}: it cannot be scored ({type(error).__name__})") from error
-    names = ("use_case", "group", "class", "metric", "caution")
-    for row in rows.to_dict("records"):
-        ends = [float(row.get(name, np.nan)) for name in ("value", "low", "high")]
-        texts = {name: row.get(name) for name in names}
-        about = {name: text if isinstance(text, str) else "" for name, text in texts.items()}
-        yield _row("row", part.evaluation, ends, json.dumps(about))
-
-
-def _labelled(table: pa.Table, dataset: OfficialDataset, split: str) -> pa.Table:
-    """A table of predictions with the official units, patients and labels."""
-    times, rows = len(table) // len(dataset.records), len(table)
-    classes = len(dataset.about.task.classes)
-    targets = pa.array(np.tile(dataset.targets.ravel(), times))
-    hexadecimal = [h.hex() for h in dataset.records.to_pylist()]
-    columns = {
-        "record_id": pa.array(hexadecimal * times),
-        "unit_id": pa.array([*dataset.unit_names] * times),
-        "group_id": pa.array([*dataset.patient_names] * times),
-        "split": pa.array([split] * rows),
-        SCORES: table[SCORES],
-        "target": pa.FixedSizeListArray.from_arrays(targets, classes),
-        **{name: pa.nulls(rows, kind) for name, kind in PERSON.items()},
-    }
-    columns |= {n: table[n] for n in table.column_names if n not in (RECORD, *columns)}
-    return pa.table(columns)
-
-
-def _description(dataset: OfficialDataset, part: Part) -> dict[str, str]:
-    about = dataset.about
-    return {
-        **{name: getattr(about, name) for name in ("modality", "role", "policy", "catalog")},
-        **{"evaluation": part.evaluation, "version": str(part.version), "dataset": about.name},
-        **{"of": part.sha256, "also": "{}", "task": json.dumps(asdict(about.task))},
-    }
 
 
 def _results(table: pa.Table) -> dict[str, Result]:
@@ -318,7 +247,7 @@ def _results(table: pa.Table) -> dict[str, Result]:
             case "draws":
                 changes = {"draws": values}
             case "sketch":
-                changes = {"sketches": {**result.sketches, row["name"]: values}}
+                changes = {"sketches": {**result.sketches, row["name"]: values.astype(np.float32)}}
             case "row":
                 of = {"evaluation": row["name"], **json.loads(row["text"])}
                 of |= dict(zip(("value", "low", "high"), values.tolist(), strict=True))

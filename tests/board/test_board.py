@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from browsers import started_browser
 from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,7 +26,10 @@ from benchmd_ray.board.official import read_official
 from benchmd_ray.board.ranking import cost_of, front
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.integrity import write_hash
 from benchmd_ray.report.analysis import analyse
+from benchmd_ray.runs.predictions import predictions_path
+from benchmd_ray.runs.store import read_stores
 from benchmd_ray.scores.comparison import delong
 
 RESAMPLES = 200
@@ -57,7 +61,8 @@ def ranked(board, dataset="georgia"):
     return [(place.entry.bundle.about.submitter, place.group) for place in members]
 
 
-def test_scores_are_those_of_a_report_on_the_same_runs(tmp_path, official, monkeypatch):
+@pytest.mark.slow
+def test_scores_are_those_of_a_report_on_the_same_runs(tmp_path, official):
     runs = []
     for seed in (0, 1):
         runs.append(make_transfer(tmp_path / "runs", seed=seed))
@@ -327,10 +332,12 @@ def test_a_site_is_verified_and_whatever_was_changed_is_told(tmp_path, official)
     page = site / f"entry-{data['entries'][1]['id']}.html"
     page.write_text(page.read_text("utf-8").replace("0.7", "0.9"), "utf-8")
     (site / "more.html").write_text("<p>more")
+    (site / "board.csv").unlink()
     text = run("board", "verify", site, code=1)
     assert re.search(r"scores 0 auroc: the site says 0\.999, its bundles give 0\.[5-9]", text)
     assert f"{page.name} is not what its bundles give" in text
     assert "more.html is not of this board" in text
+    assert "board.csv is missing" in text
     run(*command(official, site), *folders)  # writes it again
     (site / "more.html").unlink()
     run("board", "verify", site)
@@ -393,3 +400,94 @@ def test_digests_are_of_the_official_labels(tmp_path, official):
     pq.write_table(table.replace_schema_metadata(None), changed)
     with pytest.raises(BenchmdError, match="not a file of digests"):
         read_official(changed)
+
+
+def robust(run, dataset, scores_of_fault):
+    """Write predictions of the evaluation robustness next to those of a classification."""
+    clean = pq.read_table(predictions_path(run.folder, dataset))
+    blocks = []
+    for fault, severity in (("clean", 0), ("noise", 1)):
+        scores = np.stack(clean["scores"].to_numpy(zero_copy_only=False))
+        scores = scores_of_fault(scores) if severity else scores
+        flat = pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel()), scores.shape[1])
+        rows = len(clean)
+        faults = pa.array([fault] * rows).dictionary_encode()
+        block = clean.set_column(clean.column_names.index("scores"), "scores", flat)
+        block = block.append_column("fault", faults)
+        block = block.append_column("severity", pa.array([severity] * rows, pa.int8()))
+        block = block.append_column("control", pa.array([False] * rows))
+        blocks.append(block.append_column("altered", pa.array([severity > 0] * rows)))
+    path = predictions_path(run.folder, dataset, "robustness")
+    path.parent.mkdir(parents=True)
+    stated = clean.schema.metadata | {b"evaluation": b"robustness", b"version": b"1"}
+    pq.write_table(pa.concat_tables(blocks).replace_schema_metadata(stated), path)
+    write_hash(path)
+
+
+def test_robustness_is_scored_with_the_official_labels(tmp_path, official):
+    bundle = make_bundle(tmp_path / "unused", skill=2.0)
+    (run_of,) = read_stores([tmp_path / "unused-store"]).found
+    robust(run_of, "georgia", lambda scores: np.full_like(scores, 0.5))
+    arguments = ("--board", "test-board", "--submitter", "A lab", "--yes")
+    run("pack", tmp_path / "unused-store", "--out", tmp_path / "bundle", *arguments)
+    assert len(read_bundle(tmp_path / "bundle").about.parts) == 3
+    board = build([tmp_path / "bundle"], official)
+    assert not board.refused, board.refused
+    result = board.entries[0].results["georgia"]
+    rows = {(r["group"], r["metric"]): r["value"] for r in result.rows}
+    assert rows["clean", "auroc"] == pytest.approx(result.value)
+    assert rows["noise", "auroc"] == pytest.approx(0.5)  # as all its scores are tied
+    run(*command(official, tmp_path / "site"), tmp_path / "bundle")
+    page = tmp_path / "site" / f"entry-{entry_id(board.entries[0])}.html"
+    assert 'id="of-robustness"' in page.read_text("utf-8")
+    # a condition of other records is refused
+    number = [p.evaluation for _, p in read_bundle(tmp_path / "bundle").about.parts].index(
+        "robustness"
+    )
+    bad = forge_part(tmp_path / "bundle", lambda table: table.slice(0, 470), number)
+    assert "robustness of georgia" in build([bad, bundle], official).refused[0].reason
+
+
+@pytest.mark.slow
+def test_a_real_run_is_packed_scored_and_verified(trained, ecg_catalogs, tmp_path):
+    store, _, transfer = trained
+    paths = [ecg_catalogs[name].path for name in ("ptb-xl", "georgia")]
+    key = pem(tmp_path / "me.pem")
+    (tmp_path / "board.key").write_text("a secret of all who submit")
+    board = ("--board", tmp_path / "board.key")
+    submitted = ("--submitter", "A lab", "--key", key, "--yes")
+    text = run("pack", store, "--out", tmp_path / "bundle", *board, *submitted)
+    assert "signed by" in text
+    assert "anybody" not in text
+    run("board", "digest", *paths, *board, "--out", tmp_path / "official.parquet")
+    digests = tmp_path / "official.parquet"
+    run(*command(digests, tmp_path / "site"), tmp_path / "bundle", "--publish-labels")
+    run("board", "verify", tmp_path / "site")
+    data = json.loads((tmp_path / "site" / "board.json").read_text("utf-8"))
+    (entry,) = data["entries"]
+    analysis = analyse([transfer], resamples=2, curves=False)
+    rows = analysis.scores.query("metric == 'auroc' and `class` == 'mean' and split == 'test'")
+    expected = dict(zip(rows["dataset"], rows["value"], strict=True))
+    assert {s["dataset"]: s["auroc"] for s in entry["scores"]} == pytest.approx(expected)
+    assert entry["parameters"] > 1000
+    assert entry["device_hours"] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_scrolls_sideways_in_a_browser(tmp_path, official, width):
+    folders = [make_bundle(tmp_path / name, name * 30, noise=n) for n, name in enumerate("abc")]
+    run(*command(official, tmp_path / "site"), *folders)
+    with started_browser() as browser:
+        tab = browser.new_context(viewport={"width": width, "height": 800}).new_page()
+        for path in sorted((tmp_path / "site").glob("*.html")):
+            heard = []
+            tab.on("pageerror", lambda error, heard=heard: heard.append(str(error)))
+            tab.goto(path.as_uri())
+            wide = "document.documentElement.scrollWidth"
+            assert tab.evaluate(wide) <= width, path.name
+            assert heard == []
+        tab.goto((tmp_path / "site" / "dataset-1-georgia.html").as_uri())
+        tab.get_by_role("button", name="AUROC").click()  # sorted, a name is a link still
+        tab.locator("#table-entries-0 tbody a").first.click()
+        assert "entry-" in tab.url
