@@ -31,6 +31,7 @@ FLOORS = (
     "tuning",
     "evaluation",
     "report",
+    "board",
     "export",
     "tracking",
     "service",

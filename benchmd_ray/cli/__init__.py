@@ -8,6 +8,7 @@ if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
 
 from benchmd_ray.cli import (  # noqa: F401 - they register
     bench,
+    board,
     cache,
     catalog,
     demo,

@@ -46,7 +46,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Start here": ("demo", "doctor"),
     "Data and encoders": ("catalog", "encoder", "cache"),
     "Benchmarks": ("run", "probe", "tune", "bench"),
-    "Results": ("report", "compare", "list", "watch", "prune"),
+    "Results": ("report", "compare", "list", "watch", "prune", "pack", "board"),
     "Single runs": ("pretrain", "transfer", "evaluate", "predict", "export"),
     "Clusters": ("submit", "jobs"),
     "Settings and shell": ("settings", "completion"),

@@ -20,6 +20,7 @@ class Extra:
 
 
 EXTRAS: Mapping[str, Extra] = {
+    "board": Extra(("cryptography",), "signatures of bundles (benchmd pack --key)"),
     "ct": Extra(("SimpleITK",), "volumes in NIfTI, NRRD and MetaImage files; masks"),
     "eeg": Extra(("mne", "edfio"), "recordings in EDF files"),
     "deepspeed": Extra(("deepspeed",), "training by several workers (execution.workers), and ZeRO"),

@@ -185,6 +185,7 @@ class HtmlCell(NamedTuple):
     span: str = ""
     """An interval."""
     bold: bool = False
+    link: str = ""
 
 
 def html(name: str, table: Table) -> Markup:
@@ -245,6 +246,7 @@ def _content(column: Column) -> dict[str, Any]:
             "hidden": column.required,
             "levels": levels,
             "codes": [codes[text] for text in texts],
+            **({"links": list(column.links)} if column.links else {}),
         }
     parts = {"values": column.values}
     if column.kind in ("interval", "change"):
@@ -269,7 +271,8 @@ def _content(column: Column) -> dict[str, Any]:
 
 def _cell(column: Column, data: dict[str, Any], row: int) -> HtmlCell:
     if column.kind == "text":
-        return HtmlCell(data["levels"][data["codes"][row]])
+        link = column.links[row] if column.links else ""
+        return HtmlCell(data["levels"][data["codes"][row]], link=link)
     number = data["values"][row]
     value = shown(number, column.kind, column.digits)
     if column.kind not in ("interval", "change") or number is None:

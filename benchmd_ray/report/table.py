@@ -39,6 +39,8 @@ class Column:
     """Whether readers filter rows by it."""
     chosen: str = ""
     """The value chosen by default; empty: all rows are shown."""
+    links: Sequence[str] = ()
+    """For a text: the page next to this one that each value leads to; empty for none."""
     required: bool = False
     """Whether one value must always be chosen; it is shown above the table instead of in each
     row.

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_documented_commands import parsed, words_of
 
 from benchmd_ray.cli import main
 from benchmd_ray.cluster.connection import ENVIRONMENT
@@ -370,3 +371,15 @@ def test_a_job_carries_what_the_wheel_holds(tmp_path):
     files = {p.relative_to(staged).as_posix() for p in staged.rglob("*") if p.is_file()}
     assert files - held == {"job-variables.json"}
     assert held <= files
+
+
+def test_the_workflow_of_a_board_calls_commands_that_exist():
+    workflow = read("deploy/board.yml")
+    assert workflow["permissions"] == {"contents": "read"}
+    assert set(workflow[True]) == {"pull_request", "push"}  # YAML 1.1 reads `on` as true
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    assert all(("run" in step) != ("uses" in step) for step in steps)
+    commands = [words for step in steps if (words := words_of(step.get("run", "")))]
+    assert [words[:2] for words in commands] == [["board", "build"], ["board", "verify"]]
+    for words in commands:
+        parsed(words, whole=True)

@@ -21,7 +21,11 @@ function shown(value, kind, digits) {
 function cell(column, row) {
   const made = document.createElement("td");
   if (column.kind === "text") {
-    made.textContent = column.levels[column.codes[row]];
+    const text = column.levels[column.codes[row]];
+    const link = column.links && column.links[row] ? document.createElement("a") : null;
+    if (link) link.href = column.links[row];
+    (link || made).textContent = text;
+    if (link) made.append(link);
     return made;
   }
   made.className = "n";

@@ -1,0 +1,1 @@
+"""Boards: bundles of predictions, scores recomputed from them, and a site of static pages."""

@@ -1,0 +1,240 @@
+"""A board: bundles read one by one, entries accepted or refused, compared and written as a site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from benchmd_ray.board.bundle import Bundle, Refused, read_bundle
+from benchmd_ray.board.copies import SAME, copies
+from benchmd_ray.board.official import Official
+from benchmd_ray.board.ranking import (
+    CONTAMINATED,
+    DIVISIONS,
+    Placed,
+    cost_of,
+    division,
+    front,
+    labels_of,
+    placed,
+)
+from benchmd_ray.board.recompute import RESAMPLES, Entry, entries, key_of
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.report.frames import LABELS, rank_of
+from benchmd_ray.report.table import text_of
+from benchmd_ray.scores.resampling import usual_threads
+
+AT_ONCE = 2
+"""Most bundles that are read at a time: each may have 1 GiB."""
+Contest = tuple[str, str, str]
+"""Dataset, labels, division: what entries are compared within."""
+
+
+@dataclass(frozen=True)
+class RefusedBundle:
+    """A bundle that is not on the board."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Board:
+    """What a site shows."""
+
+    title: str
+    official: Official
+    resamples: int
+    entries: Sequence[Entry]
+    """Current entries, those of earlier submissions not among them."""
+    earlier: Mapping[str, Sequence[Entry]]
+    """Earlier submissions of each entry by `entry_id`, newest first."""
+    contests: Mapping[Contest, Sequence[Placed]]
+    alike: Mapping[tuple[str, str], Sequence[tuple[Entry, float]]] = field(default_factory=dict)
+    """By `entry_id` and dataset: entries of others with (nearly) the same predictions, and their
+    correlation."""
+    refused: Sequence[RefusedBundle] = ()
+
+    def remarks(self) -> list[str]:
+        """What an organiser should look at."""
+        return [*_of_copies(self)]
+
+    @property
+    def bundles(self) -> list[Bundle]:
+        """All that are on the board, those of earlier submissions too."""
+        every = [*self.entries, *(e for earlier in self.earlier.values() for e in earlier)]
+        return [*{entry.bundle.id: entry.bundle for entry in every}.values()]
+
+
+def _of_copies(board: Board) -> Iterator[str]:
+    for (name, dataset), others in sorted(board.alike.items()):
+        entry = next(e for e in board.entries if entry_id(e) == name)
+        for other, correlation in others:
+            if entry_id(other) < name:
+                continue
+            a, b = (f"{e.first.row} of {e.bundle.about.submitter}" for e in (entry, other))
+            yield f"alike: on {dataset} {a} has {alike_text(correlation)} {b}"
+
+
+def board_of(
+    folders: Iterable[Path],
+    official: Official,
+    *,
+    title: str,
+    resamples: int = RESAMPLES,
+    fresh: bool = False,
+    refused: Sequence[RefusedBundle] = (),
+    done: Callable[[int], None] = lambda count: None,
+) -> Board:
+    """Read and score bundles.
+
+    Args:
+        folders: The bundles.
+        official: Digests of the official catalogs.
+        title: Of the board.
+        resamples: Of the patients.
+        fresh: Whether nothing is taken from the cache.
+        refused: Bundles that were refused before.
+        done: Called with the number of bundles read so far.
+
+    Raises:
+        BenchmdError: No bundle is on the board.
+    """
+    turned_away, whole = [*refused], list[list[Entry]]()
+
+    def read(folder: Path) -> list[Entry] | RefusedBundle:
+        try:
+            return entries(read_bundle(folder), official, resamples, fresh=fresh)
+        except Refused as error:
+            return RefusedBundle(text_of(folder.name), text_of(str(error)))
+
+    with ThreadPoolExecutor(min(AT_ONCE, usual_threads())) as pool:
+        for count, result in enumerate(pool.map(read, folders), start=1):
+            done(count)
+            if isinstance(result, RefusedBundle):
+                turned_away.append(result)
+            else:
+                whole.append(result)
+    whole, impostors = _named_by_their_keys(whole)
+    current, earlier = _current([entry for each in whole for entry in each])
+    return Board(
+        title=title,
+        official=official,
+        resamples=resamples,
+        entries=current,
+        earlier=earlier,
+        contests=contests(current, official),
+        alike=_alike(current),
+        refused=[*turned_away, *impostors],
+    )
+
+
+def _named_by_their_keys(
+    bundles: Sequence[list[Entry]],
+) -> tuple[list[list[Entry]], list[RefusedBundle]]:
+    """Refuse unsigned bundles by the name of a submitter who signs."""
+    signed = {each[0].bundle.about.submitter for each in bundles if each[0].bundle.signer}
+    kept: list[list[Entry]] = []
+    refused: list[RefusedBundle] = []
+    for each in bundles:
+        bundle = each[0].bundle
+        if bundle.signer or bundle.about.submitter not in signed:
+            kept.append(each)
+            continue
+        why = "it is not signed, but its submitter's other bundles are: sign it with the same key"
+        refused.append(RefusedBundle(text_of(bundle.folder.name), why))
+    return kept, refused
+
+
+def entry_id(entry: Entry) -> str:
+    """Name of an entry's page: its submitter's, whatever bundle it is in."""
+    text = "\0".join((*entry.bundle.identity, *key_of(entry.first)))
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _current(whole: Sequence[Entry]) -> tuple[list[Entry], dict[str, list[Entry]]]:
+    """The newest of each submitter's entries of one name, and those that it replaces."""
+    by_id: dict[str, dict[str, Entry]] = {}
+    for entry in whole:
+        by_id.setdefault(entry_id(entry), {})[entry.bundle.id] = entry
+    current, earlier = list[Entry](), dict[str, list[Entry]]()
+    for name, submissions in sorted(by_id.items()):
+        newest = sorted(
+            submissions.values(), key=lambda e: (e.bundle.about.made, e.bundle.id), reverse=True
+        )
+        current.append(newest[0])
+        if newest[1:]:
+            earlier[name] = newest[1:]
+    return current, earlier
+
+
+def contests(current: Sequence[Entry], official: Official) -> dict[Contest, list[Placed]]:
+    """Entries by dataset, labels and division, the best first."""
+    result: dict[Contest, list[Placed]] = {}
+    for name, dataset in official.datasets.items():
+        groups: dict[tuple[str, str], list[Entry]] = {}
+        for entry in current:
+            if name in entry.results:
+                groups.setdefault((labels_of(entry), division(entry, name)), []).append(entry)
+        on_front = _fronts(groups, name)
+        for labels, of in sorted(
+            groups, key=lambda g: (rank_of(LABELS, g[0]), DIVISIONS.index(g[1]))
+        ):
+            members = groups[labels, of]
+            result[name, labels, of] = placed(members, name, dataset.basis, on_front)
+    return result
+
+
+def _fronts(groups: Mapping[tuple[str, str], Sequence[Entry]], dataset: str) -> dict[int, bool]:
+    """By `id`: whether an entry is the best for its cost among all with as many labels."""
+    result: dict[int, bool] = {}
+    for labels in {labels for labels, _ in groups}:
+        members = [
+            (entry, of)
+            for (with_labels, of), those in groups.items()
+            if with_labels == labels
+            for entry in those
+        ]
+        clean = [entry for entry, of in members if of != CONTAMINATED]
+        values = [entry.results[dataset].value for entry in clean]
+        best = front([cost_of(entry) for entry in clean], values)
+        result |= {id(entry): False for entry, _ in members}
+        result |= {id(entry): is_best for entry, is_best in zip(clean, best, strict=True)}
+    return result
+
+
+def _alike(current: Sequence[Entry]) -> dict[tuple[str, str], list[tuple[Entry, float]]]:
+    found: dict[tuple[str, str], dict[str, tuple[Entry, float]]] = {}
+    for name in {name for entry in current for name in entry.results}:
+        whole = [
+            (entry, sketch)
+            for entry in current
+            if name in entry.results
+            for sketch in entry.results[name].sketches.values()
+        ]
+        owners = [entry.bundle.identity for entry, _ in whole]
+        for a, b, correlation in copies([sketch for _, sketch in whole], owners):
+            for one, other in ((whole[a][0], whole[b][0]), (whole[b][0], whole[a][0])):
+                alike = found.setdefault((entry_id(one), name), {})
+                _, before = alike.get(entry_id(other), (other, 0.0))
+                alike[entry_id(other)] = other, max(before, correlation)
+    return {key: [*alike.values()] for key, alike in found.items()}
+
+
+def alike_text(correlation: float) -> str:
+    """How alike predictions are, in words."""
+    return (
+        "the same predictions as"
+        if correlation >= SAME
+        else (f"nearly the same predictions (correlation {correlation:.4f}) as")
+    )
+
+
+def require_some(board: Board) -> None:
+    """Refuse to write a site without entries."""
+    if not board.entries:
+        reasons = " ".join(f"{each.name}: {each.reason}." for each in board.refused[:3])
+        raise BenchmdError(f"no bundle can be on the board. {reasons}")

@@ -1,0 +1,71 @@
+"""Predictions that are those of another submitter, or nearly.
+
+A sketch of 512 numbers keeps the angle between two models' scores (feature hashing: Weinberger et
+al. 2009), once of the scores and once of their ranks, so that a copy is found that has small noise,
+or whose scores were changed monotonically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import rankdata
+
+Floats = npt.NDArray[np.float64]
+Sketch = npt.NDArray[np.float32]
+WIDTH = 256
+"""Numbers of each of the two parts of a sketch."""
+ALIKE = 0.995
+"""Correlation from which predictions count as nearly the same."""
+SAME = 1 - 1e-6
+BLOCK = 256
+"""Sketches that are compared with all others at a time."""
+
+
+class Copy(NamedTuple):
+    """Two sketches that are alike."""
+
+    a: int
+    b: int
+    correlation: float
+
+
+def sketch(scores: Floats) -> Sketch:
+    """Sketch of scores (units, classes): (2 × `WIDTH`,), each half of length 1, or 0."""
+    places, signs = _hashing(scores.size)
+    halves = []
+    for values in (scores, rankdata(scores, axis=0)):
+        centred = (values - values.mean(axis=0)).ravel()
+        half = np.bincount(places, centred * signs, WIDTH)
+        length = float(np.linalg.norm(half))
+        halves.append(half / length if length > 0 else half)
+    return np.concatenate(halves).astype(np.float32)
+
+
+@lru_cache(maxsize=8)
+def _hashing(size: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int8]]:
+    rng = np.random.default_rng(size)
+    places = rng.integers(0, WIDTH, size)
+    return places, (2 * rng.integers(0, 2, size) - 1).astype(np.int8)
+
+
+def copies(sketches: Sequence[Sketch], owners: Sequence[object]) -> Iterator[Copy]:
+    """Pairs of different owners, of one dataset, that are alike in scores or in their order."""
+    if not sketches:
+        return
+    whole = np.stack(sketches)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(owners))}
+    owner = np.array([numbers[name] for name in owners])
+    for start in range(0, len(whole), BLOCK):
+        block = whole[start : start + BLOCK]
+        alike = np.maximum(
+            block[:, :WIDTH] @ whole[:, :WIDTH].T, block[:, WIDTH:] @ whole[:, WIDTH:].T
+        )
+        near = (alike >= ALIKE) & (owner[start : start + BLOCK, None] != owner)
+        for row, b in np.argwhere(near):
+            if start + row < b:
+                yield Copy(int(start + row), int(b), min(1.0, float(alike[row, b])))

@@ -1,0 +1,249 @@
+"""The digests of official catalogs: which records a board scores, of which patients, their labels.
+
+An organiser makes the file with the board's key and keeps it: labels and patients of a board come
+from it and never from a bundle. Names of records, units and patients are hashed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from benchmd_ray.board.keys import HASHES, BoardKey
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.provenance import Provenance
+from benchmd_ray.data.records import decode_targets
+from benchmd_ray.data.resident import split_table
+from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.files.atomic import parse_json, replacing
+from benchmd_ray.files.integrity import Damaged
+from benchmd_ray.files.parquet import read_table
+from benchmd_ray.modality.tasks import Task
+from benchmd_ray.report.frames import SPLITS, rank_of
+from benchmd_ray.schema.typed import Count, Name, typed
+from benchmd_ray.scores.support import Basis, support
+from benchmd_ray.scores.units import Units
+
+FORMAT = 1
+METADATA = b"official"
+NAMES = {"record": "record_id", "unit": "unit_id", "patient": "group_id"}
+"""Columns that are hashed, by the kind of name."""
+REMEDY = "Make it again with `benchmd board digest`."
+SCHEMA = pa.schema(
+    [
+        ("dataset", pa.int32()),
+        *((name, HASHES) for name in ("record", "unit", "patient")),
+        ("target", pa.list_(pa.int8())),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class AboutDataset:
+    """What a board says of a dataset."""
+
+    name: Name
+    split: Name
+    title: Name
+    modality: Name
+    role: Name
+    policy: Name
+    catalog: Name
+    """Digest of the official catalog."""
+    provenance: Provenance
+    licence: Name
+    access: Name
+    homepage: Name
+    notes: Annotated[list[Name], Field(max_length=100)]
+    task: Task
+
+
+@dataclass(frozen=True)
+class AboutBoard:
+    format: Count
+    board: Name
+    """Digest of the board's key (`BoardKey.check`)."""
+    datasets: Annotated[list[AboutDataset], Field(min_length=1, max_length=1000)]
+
+
+@dataclass(frozen=True, eq=False)
+class OfficialDataset:
+    """The scored split of a dataset; records are sorted by their hash."""
+
+    about: AboutDataset
+    records: pa.Array
+    """(records,) hashes."""
+    targets: npt.NDArray[np.int8]
+    """(records, classes)."""
+    unit_names: Sequence[str]
+    patient_names: Sequence[str]
+
+    @cached_property
+    def units(self) -> Units:
+        """What is scored, see `scores.units`."""
+        return Units(np.array(self.unit_names))
+
+    @cached_property
+    def unit_targets(self) -> npt.NDArray[np.int8]:
+        """(units, classes)."""
+        return self.units.targets(self.targets)
+
+    @cached_property
+    def groups(self) -> npt.NDArray[np.intp]:
+        """(units,): the patient of each unit."""
+        patients = np.array(self.patient_names)[self.units.first]
+        return np.unique(patients, return_inverse=True)[1]
+
+    @cached_property
+    def basis(self) -> Basis:
+        """What the mean AUROC rests on."""
+        return support(self.unit_targets, self.groups).basis("auroc")
+
+    @property
+    def patients(self) -> int:
+        return int(self.groups.max(initial=-1)) + 1
+
+
+@dataclass(frozen=True)
+class Official:
+    """The digests of a board's official catalogs."""
+
+    board: str
+    sha256: str
+    """Of the file."""
+    datasets: dict[str, OfficialDataset] = field(default_factory=dict)
+
+
+def scored_split(splits: Iterable[str]) -> str:
+    """The split of a dataset that is scored: the test split, or the last one in their order."""
+    return max(splits, key=lambda split: rank_of(SPLITS, split))
+
+
+def write_digests(catalogs: Sequence[Catalog], key: BoardKey, path: Path) -> list[AboutDataset]:
+    """Write the file of digests of official catalogs.
+
+    Raises:
+        BenchmdError: Two are of one dataset, or one has no evaluation split or masks for labels.
+    """
+    datasets = [_about(catalog) for catalog in catalogs]
+    names = [about.name for about in datasets]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise BenchmdError(f"several catalogs are of {min(twice)}: name one of each dataset.")
+    columns = [*NAMES.values(), "target"]
+    tables = [
+        split_table(catalog, about.split, columns)
+        for catalog, about in zip(catalogs, datasets, strict=True)
+    ]
+    write_rows(datasets, tables, key, path)
+    return datasets
+
+
+def write_rows(
+    datasets: Sequence[AboutDataset], tables: Sequence[pa.Table], key: BoardKey, path: Path
+) -> None:
+    """Write a file of digests of tables with record_id, unit_id, group_id and target."""
+    parts = [
+        _rows(table, about.name, number, key)
+        for number, (table, about) in enumerate(zip(tables, datasets, strict=True))
+    ]
+    stated = json.dumps(asdict(AboutBoard(FORMAT, key.check, list(datasets))))
+    table = pa.concat_tables(parts).replace_schema_metadata({METADATA: stated})
+    with replacing(path) as partial:
+        pq.write_table(table, partial, compression="zstd")
+
+
+def _about(catalog: Catalog) -> AboutDataset:
+    if catalog.task.segments or not catalog.evaluation_splits:
+        what = "masks for labels" if catalog.task.segments else "no record in an evaluation split"
+        raise BenchmdError(f"{catalog.path} has {what}: a board scores classifications.")
+    card, raw = catalog.card, catalog.manifest["raw"]
+    notes = []
+    if raw["grouped_by"] != "patient":
+        notes.append(
+            f"Its patients are unknown: each {raw['grouped_by']} counts as one, and intervals may "
+            "be too narrow."
+        )
+    split = scored_split(catalog.evaluation_splits)
+    if split == "validation":
+        notes.append("Its validation split, which also chose the epoch of models trained on it.")
+    return AboutDataset(
+        name=catalog.dataset,
+        split=split,
+        title=card.title,
+        modality=catalog.modality,
+        role=card.role,
+        policy=str(catalog.manifest["policy"]),
+        catalog=catalog.digest,
+        provenance=raw["provenance"],
+        **{name: str(getattr(card, name)) for name in ("licence", "access", "homepage")},
+        notes=notes,
+        task=replace(catalog.task, classes=card.classes),
+    )
+
+
+def _rows(table: pa.Table, dataset: str, number: int, key: BoardKey) -> pa.Table:
+    hashed = {
+        kind: pa.array(key.hashes(kind, dataset, table[name].to_pylist()), HASHES)
+        for kind, name in NAMES.items()
+    }
+    targets = pa.array(decode_targets(table["target"]).tolist(), SCHEMA.field("target").type)
+    numbers = pa.array(np.full(len(table), number, np.int32))
+    rows = pa.table({"dataset": numbers, **hashed, "target": targets}, SCHEMA)
+    return rows.take(pc.sort_indices(rows["record"]))
+
+
+def read_official(path: Path) -> Official:
+    """Read a file of digests.
+
+    Raises:
+        Damaged: It has another form.
+    """
+    table = read_table(path, path, REMEDY)
+    about = _stated(table.schema, path)
+    datasets = {}
+    for number, dataset in enumerate(about.datasets):
+        rows = table.filter(pc.equal(table["dataset"], number))
+        datasets[dataset.name] = _dataset(dataset, rows, path)
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return Official(about.board, sha256, datasets)
+
+
+def _stated(schema: pa.Schema, path: Path) -> AboutBoard:
+    metadata: dict[bytes, bytes] = schema.metadata or {}
+    if not schema.equals(SCHEMA) or METADATA not in metadata:
+        raise Damaged(path, "it is not a file of digests of official catalogs", REMEDY)
+    try:
+        content: Any = parse_json(metadata[METADATA])
+        about: AboutBoard = typed(AboutBoard, content, "its metadata")
+    except (ValueError, RecursionError, BenchmdError) as error:
+        raise Damaged(path, str(error), REMEDY) from error
+    names = [dataset.name for dataset in about.datasets]
+    if about.format != FORMAT or len(set(names)) < len(names):
+        raise Damaged(path, "it is of another format, or names a dataset twice", REMEDY)
+    return about
+
+
+def _dataset(about: AboutDataset, rows: pa.Table, path: Path) -> OfficialDataset:
+    lengths = set(pc.list_value_length(rows["target"]).to_pylist())
+    records = rows["record"].combine_chunks()
+    unordered = not records.equals(records.unique().take(pc.sort_indices(records.unique())))
+    if lengths != {len(about.task.classes)} or any(rows[n].null_count for n in SCHEMA.names):
+        raise Damaged(path, f"its labels of {shown(about.name)} are not of its classes", REMEDY)
+    targets = rows["target"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    if unordered or not np.isin(targets, (-1, 0, 1)).all():
+        raise Damaged(path, f"records of {shown(about.name)} are doubled or unlike", REMEDY)
+    unit, patient = ([h.hex() for h in rows[name].to_pylist()] for name in ("unit", "patient"))
+    return OfficialDataset(about, records, targets.reshape(len(rows), -1), unit, patient)

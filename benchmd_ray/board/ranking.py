@@ -1,0 +1,177 @@
+"""Which entries a board tells apart: ranks with intervals, groups, and the best for their cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.board.bundle import PackedRun
+from benchmd_ray.board.recompute import Entry, key_of
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.registry import settings_among, starts
+from benchmd_ray.modality.modalities import modality
+from benchmd_ray.report.contamination import is_marked
+from benchmd_ray.report.frames import mode_and_labels
+from benchmd_ray.report.protocols import TUNED
+from benchmd_ray.scores.comparison import LEVEL, holm
+from benchmd_ray.scores.seeds import Difference, difference_over_seeds
+from benchmd_ray.scores.stability import ranks
+from benchmd_ray.scores.support import Basis
+from benchmd_ray.ssl import BASELINES, BROUGHT, SCRATCH, TECHNIQUES
+
+FIXED, CUSTOM, PUBLISHED, CONTAMINATED = (
+    "fixed protocol",
+    "custom settings",
+    "published weights",
+    "contaminated",
+)
+DIVISIONS = (FIXED, TUNED, CUSTOM, PUBLISHED, CONTAMINATED)
+"""What is ranked apart, in the order of the pages."""
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An entry among those that it is compared with."""
+
+    entry: Entry
+    rank: float
+    low: float
+    """Lower end of the 95 % interval of its rank over resamples of the patients."""
+    high: float
+    group: int
+    """1: the best, and those that no test tells from it; 2: the best of the others, …"""
+    behind: Difference | None
+    """AUROC minus the best one's; None for the best."""
+    p: float
+    """Of that difference, after Holm's correction over the entries."""
+    on_front: bool
+    """Whether no entry of any division is as good for less, or better for as much."""
+
+
+def division(entry: Entry, dataset: str) -> str:
+    """What an entry is ranked among, as far as its statements are consistent."""
+    run = entry.first
+    seen = [p.contamination for r in entry.runs for p in r.predictions if p.dataset == dataset]
+    if any(map(is_marked, seen)):
+        return CONTAMINATED
+    if run.technique.startswith(BROUGHT):
+        return PUBLISHED
+    if run.protocol == TUNED or run.settings.get("tuned"):
+        return TUNED
+    return FIXED if all(map(_follows, entry.runs)) else CUSTOM
+
+
+def _follows(run: PackedRun) -> bool:
+    """Whether a run's stated settings are those of the protocol that it names."""
+    start = starts().get(run.protocol)
+    if start is None or run.technique not in (SCRATCH, *TECHNIQUES, *BASELINES):
+        return False  # other techniques would be looked up, and theirs is no fixed protocol
+    parts = settings_among(run.settings)
+    with suppress(BenchmdError):  # a modality that is not known here
+        return start.followed(modality(run.modality), run.technique, parts)
+    return False
+
+
+def labels_of(entry: Entry) -> str:
+    return mode_and_labels(entry.first.setting)[1]
+
+
+def placed(
+    entries: Sequence[Entry], dataset: str, basis: Basis, on_front: Mapping[int, bool]
+) -> list[Placed]:
+    """Entries of one division on one dataset, the best first.
+
+    Args:
+        entries: With a result on the dataset.
+        dataset: Its name.
+        basis: What its mean AUROC rests on.
+        on_front: Whether an entry is on the front, by `id`.
+    """
+    order = sorted(entries, key=lambda entry: _sorting(entry, dataset))
+    values = np.array([entry.results[dataset].value for entry in order])
+    draws = [entry.results[dataset].draws for entry in order]
+    place, low, high = _ranks(values, draws if not basis.no_interval else [np.empty(0)])
+    group, behind, p = _groups(values, draws, basis)
+    return [
+        Placed(entry, place[n], low[n], high[n], group[n], behind[n], p[n], on_front[id(entry)])
+        for n, entry in enumerate(order)
+    ]
+
+
+def _sorting(entry: Entry, dataset: str) -> tuple[float, tuple[str, ...]]:
+    value = entry.results[dataset].value
+    return math.inf if math.isnan(value) else -value, (*entry.bundle.identity, *key_of(entry.first))
+
+
+def _ranks(values: Floats, draws: Sequence[Floats]) -> tuple[list[float], list[float], list[float]]:
+    place = ranks(values[None])[0].tolist()
+    drawn = ranks(np.stack(draws, axis=1)) if draws[0].size else np.empty((0, len(values)))
+    drawn = drawn[~np.isnan(drawn).any(axis=1)]
+    if not len(drawn):
+        nothing = [math.nan] * len(values)
+        return place, nothing, nothing
+    low, high = np.quantile(drawn, (0.025, 0.975), axis=0, method="inverted_cdf")
+    return place, low.tolist(), high.tolist()
+
+
+def _groups(
+    values: Floats, draws: Sequence[Floats], basis: Basis
+) -> tuple[list[int], list[Difference | None], list[float]]:
+    """Group of each entry (sorted, the best first), and its difference from the best.
+
+    The best of those that are left is compared with all others that are left; those that are not
+    significantly worse, after Holm's correction, are its group.
+    """
+    group = [0] * len(values)
+    behind: list[Difference | None] = [None] * len(values)
+    p_best = [math.nan] * len(values)
+    left, number = [*range(len(values))], 0
+    while left:
+        number += 1
+        lead, others = left[0], left[1:]
+        differences = [_difference(values, draws, other, lead, basis) for other in others]
+        p = holm([difference.p for difference in differences]).tolist()
+        if number == 1:
+            for other, difference, corrected in zip(others, differences, p, strict=True):
+                behind[other], p_best[other] = difference, corrected
+        alike = [lead, *(o for o, q in zip(others, p, strict=True) if not q < LEVEL)]
+        for place in alike:
+            group[place] = number
+        left = [other for other in others if not group[other]]
+    return group, behind, p_best
+
+
+def _difference(
+    values: Floats, draws: Sequence[Floats], a: int, b: int, basis: Basis
+) -> Difference:
+    """AUROC of a minus that of b on the same resamples of patients."""
+    return difference_over_seeds([values[a] - values[b]], [draws[a] - draws[b]], basis)
+
+
+def front(costs: Sequence[float], values: Sequence[float]) -> list[bool]:
+    """Whether no other point is at least as good for less, or better for as much.
+
+    A point without a cost or a value is never on the front.
+    """
+    result = [False] * len(costs)
+    usable = [n for n in range(len(costs)) if math.isfinite(costs[n]) and math.isfinite(values[n])]
+    best = -math.inf
+    for n in sorted(usable, key=lambda n: (costs[n], -values[n])):
+        alike = best == values[n] and any(
+            result[m] and costs[m] == costs[n] and values[m] == values[n] for m in usable
+        )
+        result[n] = values[n] > best or alike
+        best = max(best, values[n])
+    return result
+
+
+def cost_of(entry: Entry) -> float:
+    """Device hours of a model, mean over its runs; NaN where it states none."""
+    hours = [run.device_hours for run in entry.runs]
+    return float(np.mean(hours)) if min(hours) > 0 else math.nan

@@ -1,0 +1,308 @@
+"""Hostile bundles: each is refused with its reason, executes nothing, and the others stay."""
+
+import os
+import re
+import zipfile
+from hashlib import sha256
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from made_bundles import forge, forge_part, make_bundle, rehash, write_official
+from stores import people
+
+from benchmd_ray.board.build import board_of
+from benchmd_ray.board.bundle import part_path
+from benchmd_ray.board.keys import SIGNED, Signature, board_key, is_signed
+from benchmd_ray.board.official import read_official
+from benchmd_ray.cli import main
+
+EVIL = '"><script>alert(1)</script>'
+PATH = "../../../../tmp/outside"
+
+
+@pytest.fixture
+def official(tmp_path):
+    return write_official(tmp_path / "official.parquet")
+
+
+@pytest.fixture
+def good(tmp_path):
+    return make_bundle(tmp_path / "good", "Good")
+
+
+def build(folders, official):
+    return board_of(folders, read_official(official), title="A board", resamples=50)
+
+
+def doubled(table):
+    return pa.concat_tables([table, table.slice(0, 3)])
+
+
+def with_scores(change):
+    def changed(table):
+        scores = np.stack(table["scores"].to_numpy(zero_copy_only=False))
+        flat = pa.array(np.asarray(change(scores), float).ravel())
+        column = pa.FixedSizeListArray.from_arrays(flat, table["scores"].type.list_size)
+        return table.set_column(1, "scores", column)
+
+    return changed
+
+
+def nan(scores):
+    scores = scores.copy()
+    scores[5, 2] = np.nan
+    return scores
+
+
+def with_records(records):
+    return lambda table: table.set_column(0, "record", records(table))
+
+
+def raw_names(table):
+    return pa.array([f"patient-{n:05d}" for n in range(len(table))])
+
+
+def padded_names(table):
+    names = [f"patient-{n:05d}".ljust(16).encode() for n in range(len(table))]
+    return pa.array(names, pa.binary(16))
+
+
+def others(table):
+    records = table["record"].to_pylist()
+    return pa.array(sorted([bytes(16), *records[1:]]), pa.binary(16))
+
+
+def as_another_board(bundle):
+    return forge(bundle, lambda content: content.update(board=board_key("other").check))
+
+
+def other_dataset(content):
+    content["runs"][0]["predictions"][0]["dataset"] = PATH
+
+
+def scores_stated(content):
+    content["runs"][0]["predictions"][0]["auroc"] = 0.999
+
+
+def twice(content):
+    content["runs"].append(content["runs"][0])
+
+
+def add(name, text="{}"):
+    def changed(bundle):
+        (bundle / name).write_text(text)
+        return bundle
+
+    return changed
+
+
+def linked(bundle):
+    path = part_path(bundle, 0)
+    path.rename(bundle.with_name("elsewhere.parquet"))
+    path.symlink_to(bundle.with_name("elsewhere.parquet"))
+    return bundle
+
+
+def with_pipe(bundle):
+    os.mkfifo(bundle / "signature.json")
+    return bundle
+
+
+def bomb(bundle):
+    """Half a megabyte of Parquet at most that decode to 2 GB."""
+    rows = 2**24
+    flat = pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int32()).fill_null(0), ["x" * 128])
+    path = part_path(bundle, 0)
+    pq.write_table(pa.table({"record": flat}), path, compression="zstd")
+    assert path.stat().st_size < 2**19
+    return rehash(bundle)
+
+
+def not_parquet(bundle):
+    part_path(bundle, 0).write_bytes(b"PAR1 or not")
+    return rehash(bundle)
+
+
+def described(change):
+    return lambda bundle: forge(bundle, change)
+
+
+def nested(bundle):
+    (bundle / "bundle.json").write_text('{"format": 1, "runs": ' + "[" * 100_000)
+    return bundle
+
+
+def oversized(bundle):
+    with (bundle / "bundle.json").open("ab") as file:
+        file.truncate(2**25)
+    return bundle
+
+
+def with_metadata(bundle):
+    return forge_part(
+        bundle, lambda table: table.replace_schema_metadata({"patient": "Ada Lovelace"})
+    )
+
+
+def more_columns(table):
+    return table.append_column("name", pa.array(["Ada Lovelace"] * len(table)))
+
+
+def wrong_signature(bundle):
+    key = "11" * 32
+    add("signature.json", f'{{"public_key": "{key}", "signature": "{"22" * 64}"}}')(bundle)
+    return bundle
+
+
+def settings_of_code(content):
+    content["runs"][0]["settings"]["encoder"]["network"] = {"__reduce__": "os.system"}
+
+
+def below_zero(content):
+    content["runs"][0]["seconds"] = -1.0
+
+
+PARTS = {
+    "doubled records": (doubled, r"3 records more than once, of 240 records"),
+    "missing records": (lambda table: table.slice(4), r"4 records missing, of 240 records"),
+    "other records": (with_records(others), r"1 record missing, 1 record that the official"),
+    "another order": (lambda t: t.take(list(range(240))[::-1]), "its records in another order"),
+    "raw names": (with_records(raw_names), "of the type string, not keyed hashes"),
+    "padded names": (with_records(padded_names), "240 records missing, 240 records that the"),
+    "NaN": (with_scores(nan), "a score is NaN or outside 0 to 1"),
+    "infinite": (with_scores(lambda s: s + np.inf), "a score is NaN or outside 0 to 1"),
+    "classes": (
+        lambda t: with_scores(lambda s: s)(t).set_column(
+            1, "scores", pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(480)), 2)
+        ),
+        "scores of 2 classes, expected 7",
+    ),
+    "nothing": (lambda table: table.slice(0, 0), "240 records missing"),
+    "more columns": (more_columns, "columns of other types"),
+}
+BUNDLES = {
+    "metadata": (with_metadata, "it holds metadata"),
+    "another board": (as_another_board, "packed for another board, or with another key"),
+    "stated scores": (described(scores_stated), "unknown key in .*'auroc'"),
+    "path": (described(other_dataset), r"predictions of '../../../../tmp/outside' .* pack with"),
+    "a run twice": (described(twice), "those of a run for a dataset twice|other than it names"),
+    "another file": (add("run.py", "import os"), "also holds 1 file other than it names"),
+    "link": (linked, "holds a link, or what is not a regular file"),
+    "pipe": (with_pipe, "holds a link, or what is not a regular file"),
+    "bomb": (bomb, "more than such a file may hold|decodes to more than"),
+    "no Parquet": (not_parquet, "not a whole Parquet file"),
+    "nested": (nested, "not valid JSON"),
+    "oversized": (oversized, "more than 16,777,216 bytes"),
+    "signature": (wrong_signature, "its signature is not one of its content"),
+    "code": (described(settings_of_code), "settings of transfer.*network"),
+    "time": (described(below_zero), "took less than no time"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_forged_predictions_are_refused_with_the_reason(name, tmp_path, official, good):
+    change, reason = PARTS[name]
+    bad = forge_part(make_bundle(tmp_path / "bad", "Bad", noise=1), change)
+    board = build([bad, good], official)
+    assert [entry.bundle.about.submitter for entry in board.entries] == ["Good"]
+    ((refused, why),) = [(each.name, each.reason) for each in board.refused]
+    assert refused == "bad"
+    assert re.search(reason, why), why
+    assert "patient-0" not in why
+    assert "Ada" not in why
+
+
+@pytest.mark.parametrize("name", BUNDLES)
+def test_forged_bundles_are_refused_with_the_reason(name, tmp_path, official, good):
+    change, reason = BUNDLES[name]
+    bad = change(make_bundle(tmp_path / "bad", "Bad", noise=1))
+    board = build([good, bad], official)
+    assert [entry.bundle.about.submitter for entry in board.entries] == ["Good"]
+    ((refused, why),) = [(each.name, each.reason) for each in board.refused]
+    assert refused == "bad"
+    assert re.search(reason, why), why
+    assert "Ada" not in why
+
+
+def test_an_archive_is_no_bundle(tmp_path, official, good):
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("../../bundle.json", b"0" * 2**24)
+    board = build([path, good], official)
+    assert board.refused[0].reason.startswith("it is not a folder")
+
+
+def test_an_altered_file_of_predictions_is_refused(tmp_path, official, good):
+    bad = make_bundle(tmp_path / "bad", "Bad", noise=1)
+    part_path(bad, 1).write_bytes(part_path(good, 1).read_bytes())
+    board = build([bad, good], official)
+    assert "file 1 of its predictions has another SHA-256" in board.refused[0].reason
+
+
+def test_a_signature_of_another_text_or_key_is_none(tmp_path):
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw().hex()
+    text = b"a bundle"
+    right = key.sign(SIGNED + sha256(text).digest()).hex()
+    assert is_signed(text, Signature(public, right))
+    assert not is_signed(b"another", Signature(public, right))
+    assert not is_signed(text, Signature(public, key.sign(text).hex()))
+    assert not is_signed(text, Signature("not hexadecimal", right))
+    other = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
+    assert not is_signed(text, Signature(other, right))
+
+
+def test_markup_and_paths_in_names_are_text(tmp_path, official):
+    def evil(content):
+        content |= {"submitter": EVIL, "title": EVIL, "licence": EVIL}
+        for run in content["runs"]:
+            run |= {"row": EVIL + PATH, "technique": EVIL, "weights": EVIL, "run": PATH}
+            run |= {"device": EVIL, "hardware": [EVIL], "versions": {EVIL: EVIL}, "source": PATH}
+            for part in run["predictions"]:
+                part["contamination"] = EVIL
+
+    bundle = forge(make_bundle(tmp_path / "evil"), evil)
+    arguments = ["--catalog-digests", str(official), "--out", str(tmp_path / "site")]
+    result = CliRunner().invoke(main, ["board", "build", str(bundle), *arguments])
+    assert result.exit_code == 0, result.output
+    written = {path.relative_to(tmp_path / "site") for path in (tmp_path / "site").rglob("*")}
+    assert all(str(path).isascii() and ".." not in str(path) for path in written)
+    assert not (tmp_path.parent / "outside").exists()
+    for path in (tmp_path / "site").glob("*.html"):
+        text = path.read_text("utf-8")
+        assert "<script>alert" not in text
+        assert text.count("<script") == 1 + text.count('<script type="application/json">')
+    assert '""><script>' in (tmp_path / "site" / "board.csv").read_text("utf-8")  # as CSV quotes
+
+
+def test_no_entry_and_strict_builds_end_with_an_error(tmp_path, official, good):
+    bad = forge_part(make_bundle(tmp_path / "bad", "Bad"), doubled)
+    arguments = ["--catalog-digests", str(official), "--out", str(tmp_path / "site")]
+
+    def build_site(*folders):
+        return CliRunner().invoke(main, ["board", "build", *map(str, folders), *arguments])
+
+    none = build_site(bad)
+    assert none.exit_code == 1
+    assert "no bundle can be on the board" in none.output
+    assert not (tmp_path / "site").exists()
+    assert build_site(bad, good).exit_code == 0
+    assert build_site(bad, good, "--strict").exit_code == 1
+    page = (tmp_path / "site" / "index.html").read_text("utf-8")
+    assert "3 records more than once" in page
+    kept = [path.name for path in (tmp_path / "site" / "bundles").iterdir()]
+    assert len(kept) == 1  # what is refused is not published
+
+
+def test_labels_in_a_bundle_are_refused(tmp_path, official, good):
+    """Patients and labels are the official file's: a bundle has no column for them."""
+    rows = people(240)
+    column = pa.array(np.zeros(len(rows["group_id"]), np.int8))
+    bad = make_bundle(tmp_path / "bad", "Bad", noise=1)
+    forge_part(bad, lambda table: table.append_column("target", column))
+    board = build([bad, good], official)
+    assert "columns of other types, or too many" in board.refused[0].reason

@@ -1,0 +1,493 @@
+"""Boards: bundles hold what is said, scores are those of reports, groups those of the tests."""
+
+import json
+import re
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from browsers import started_browser
+from click.testing import CliRunner
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from made_bundles import KEY, forge, forge_part, made_at, make_bundle, write_official
+from stores import ECG_DATA, make_transfer, people, predict_all
+
+from benchmd_ray.board import recompute
+from benchmd_ray.board.again import command as again
+from benchmd_ray.board.build import board_of, entry_id
+from benchmd_ray.board.bundle import read_bundle
+from benchmd_ray.board.copies import copies, sketch
+from benchmd_ray.board.keys import board_key
+from benchmd_ray.board.official import read_official
+from benchmd_ray.board.ranking import cost_of, front
+from benchmd_ray.cli import main
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.integrity import write_hash
+from benchmd_ray.report.analysis import analyse
+from benchmd_ray.runs.predictions import predictions_path
+from benchmd_ray.runs.store import read_stores
+from benchmd_ray.scores.comparison import delong
+
+RESAMPLES = 200
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture
+def official(tmp_path):
+    return write_official(tmp_path / "official.parquet")
+
+
+def build(folders, official, **options):
+    options = {"title": "A board", "resamples": RESAMPLES, **options}
+    return board_of(folders, read_official(official), **options)
+
+
+def values(board, dataset="georgia"):
+    """AUROC by submitter."""
+    return {entry.bundle.about.submitter: entry.results[dataset].value for entry in board.entries}
+
+
+def ranked(board, dataset="georgia"):
+    ((_, members),) = [(c, m) for c, m in board.contests.items() if c[0] == dataset]
+    return [(place.entry.bundle.about.submitter, place.group) for place in members]
+
+
+@pytest.mark.slow
+def test_scores_are_those_of_a_report_on_the_same_runs(tmp_path, official):
+    runs = []
+    for seed in (0, 1):
+        runs.append(make_transfer(tmp_path / "runs", seed=seed))
+        predict_all(runs[-1], ECG_DATA)
+    analysis = analyse(runs, resamples=RESAMPLES, curves=False)
+    arguments = ("--board", "test-board", "--submitter", "A lab", "--yes")
+    run("pack", tmp_path / "runs", "--out", tmp_path / "bundle", *arguments)
+    (entry,) = build([tmp_path / "bundle"], official).entries
+    scores = analysis.scores[analysis.scores["split"] == "test"]
+    for dataset, result in entry.results.items():
+        rows = scores[scores["dataset"] == dataset].set_index(["metric", "class"])
+        classes = ["mean", *read_official(official).datasets[dataset].about.task.classes]
+        for metric, numbers in result.metrics.items():
+            expected = rows.loc[metric].loc[classes, "value"].to_numpy(float)
+            np.testing.assert_allclose(numbers, expected, rtol=1e-12)
+        # patients have other names, so that the same resamples are of other patients
+        ends = rows.loc["auroc"].loc[classes, ["value", "low", "high"]].to_numpy(float)
+        np.testing.assert_allclose(result.auroc, ends, atol=0.05)
+    assert set(entry.results) == {"ptb-xl", "georgia"}
+
+
+def test_what_leaves_is_listed_and_written_only_if_confirmed(tmp_path):
+    make_bundle(tmp_path / "unused")
+    arguments = ["pack", tmp_path / "unused-store", "--out", tmp_path / "bundle"]
+    arguments += ["--board", "test-board", "--submitter", "A lab"]
+    text = run(*arguments, code=1)
+    assert not (tmp_path / "bundle").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"unused", "unused-store"}
+    for words in ("1 run of A lab", "classification of georgia (test)", "stays: labels, patients"):
+        assert words in text
+    assert re.search(r"bytes: predictions [\d,]+, descriptions [\d,]+, together [\d,]+", text)
+    assert "terms of georgia: CC BY 4.0" in text
+    assert "nothing was written. If all of this may leave, add --yes." in text
+    assert "written" in run(*arguments, "--yes")
+    assert "exists: nothing was written" in run(*arguments, "--yes", code=1)
+
+
+def test_a_bundle_has_no_name_of_a_record_or_patient_and_no_label(tmp_path):
+    bundle = make_bundle(tmp_path / "bundle")
+    whole = b"".join(path.read_bytes() for path in bundle.rglob("*") if path.is_file())
+    named = people(240)
+    for name in (*named["record_id"], *named["group_id"]):
+        assert name.encode() not in whole
+    assert b"north" not in whole  # a site
+    for path in bundle.glob("predictions/*"):
+        table = pq.read_table(path)
+        assert table.column_names == ["record", "scores"]
+        assert table["record"].to_pylist() == sorted(table["record"].to_pylist())
+        assert table.schema.metadata is None
+
+
+def test_hashes_are_of_one_board_one_dataset_and_one_kind(tmp_path):
+    file = tmp_path / "board.key"
+    file.write_text("0123456789abcdef")
+    keys = [KEY, board_key("test-board-2"), board_key(str(file))]
+    hashes = {
+        key.hashes(kind, dataset, ["r0001"])[0]
+        for key in keys
+        for kind in ("record", "patient")
+        for dataset in ("georgia", "cpsc")
+    }
+    assert len(hashes) == 12
+    assert keys[2].key.hex() not in repr(keys[2])
+    assert [key.public for key in keys] == [True, True, False]
+    file.write_text("short")
+    with pytest.raises(BenchmdError, match="has another length than 16"):
+        board_key(str(file))
+    with pytest.raises(BenchmdError, match=r"'\./no\.key' is neither a file nor a name"):
+        board_key("./no.key")
+
+
+def test_groups_are_those_that_paired_tests_tell_apart(tmp_path, official):
+    skills = {"A": 2.0, "B": 1.95, "C": 1.1, "D": 1.05, "E": 0.2}
+    folders = [
+        make_bundle(tmp_path / name, name, skill=skill, noise=n)
+        for n, (name, skill) in enumerate(skills.items())
+    ]
+    board = build(folders, official, resamples=1000)
+    order = ranked(board)
+    assert dict(order) == {"A": 1, "B": 1, "C": 2, "D": 2, "E": 3}
+    # an independent test of neighbours in a group and across groups
+    dataset = read_official(official).datasets["georgia"]
+    scores = {
+        each.about.submitter: np.stack(
+            pq.read_table(each.path(0))["scores"].to_numpy(zero_copy_only=False)
+        )
+        for each in map(read_bundle, folders)
+    }
+    assert [p.dataset for _, p in read_bundle(folders[0]).about.parts] == ["georgia", "ptb-xl"]
+    for a, b in combinations(skills, 2):
+        p = delong(dataset.targets, scores[a], scores[b], dataset.groups).p
+        assert (p < 0.01) == (dict(order)[a] != dict(order)[b]), (a, b, p)
+    ((_, members),) = [(c, m) for c, m in board.contests.items() if c[0] == "georgia"]
+    assert [place.rank for place in members] == [1, 2, 3, 4, 5]
+    assert all(place.low <= place.rank <= place.high for place in members)
+    assert (members[-1].low, members[-1].high) == (5, 5)
+
+
+def test_the_front_is_what_nothing_dominates():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        costs = rng.integers(1, 8, 12).astype(float).tolist()
+        scores = rng.integers(1, 8, 12).astype(float).tolist()
+        costs[0] = float("nan")
+        points = [*zip(costs, scores, strict=True)]
+        expected = [
+            not np.isnan(c) and not any(x <= c and y >= v and (x, y) != (c, v) for x, y in points)
+            for c, v in points
+        ]
+        assert front(costs, scores) == expected
+
+
+def test_copies_are_flagged_and_other_models_are_not(tmp_path, official):
+    def with_noise(scores):
+        noise = np.random.default_rng(0).normal(0, 0.002, scores.shape)
+        return np.clip(scores + noise, 0, 1)
+
+    folders = [
+        make_bundle(tmp_path / "original", "Original", noise=1),
+        make_bundle(tmp_path / "same", "Same", noise=1),
+        make_bundle(tmp_path / "noisy", "Noisy", noise=1, change=with_noise),
+        make_bundle(tmp_path / "bent", "Bent", noise=1, change=lambda scores: scores**3),
+        make_bundle(tmp_path / "other", "Other", noise=2),
+    ]
+    board = build(folders, official)
+    by_id = {entry_id(entry): entry.bundle.about.submitter for entry in board.entries}
+    pairs = {
+        (by_id[name], other.bundle.about.submitter): correlation
+        for (name, dataset), others in board.alike.items()
+        if dataset == "georgia"
+        for other, correlation in others
+    }
+    assert {name for pair in pairs for name in pair} == {"Original", "Same", "Noisy", "Bent"}
+    assert pairs["Original", "Same"] == pytest.approx(1)
+    assert 0.995 < pairs["Original", "Noisy"] < 1
+    assert pairs["Original", "Bent"] == pytest.approx(1)
+    remarks = "\n".join(board.remarks())
+    assert "has the same predictions as" in remarks
+    assert "nearly the same predictions (correlation 0.99" in remarks
+
+
+def test_a_sketch_keeps_the_correlation_of_scores():
+    rng = np.random.default_rng(3)
+    first = rng.random((500, 4))
+    for noise in (0.005, 0.01, 0.05):
+        second = first + rng.normal(0, noise, first.shape)
+        truth = np.corrcoef((first - first.mean(0)).ravel(), (second - second.mean(0)).ravel())
+        halves = sketch(first)[:256] @ sketch(second)[:256]
+        assert 1 - halves == pytest.approx(1 - truth[0, 1], rel=0.35)
+    same = [sketch(first), sketch(first)]
+    assert [*copies(same, ["one", "one"])] == []
+    assert [(c.a, c.b) for c in copies(same, ["one", "other"])] == [(0, 1)]
+
+
+def test_a_later_submission_replaces_an_earlier_one_and_both_are_told(tmp_path, official):
+    first = made_at(make_bundle(tmp_path / "first", "A lab", skill=2.0), 1)
+    second = made_at(make_bundle(tmp_path / "second", "A lab", skill=0.5, noise=1), 2)
+    board = build([second, first], official)
+    (entry,) = board.entries
+    assert entry.bundle.folder == second
+    assert [e.bundle.folder for e in board.earlier[entry_id(entry)]] == [first]
+    assert board.alike == {}
+    run(*command(official, tmp_path / "site"), first, second)
+    page = (tmp_path / "site" / f"entry-{entry_id(entry)}.html").read_text("utf-8")
+    assert "2026-01-01T00:00:00Z" in page
+    assert len([*(tmp_path / "site" / "bundles").iterdir()]) == 2
+
+
+def command(official, site):
+    options = ("--catalog-digests", official, "--out", site, "--resamples", RESAMPLES)
+    return ("board", "build", *options)
+
+
+def pem(path):
+    key = Ed25519PrivateKey.generate()
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    path.write_bytes(key.private_bytes(*form, serialization.NoEncryption()))
+    return path
+
+
+def test_a_signed_submitter_cannot_be_replaced_without_the_key(tmp_path, official):
+    make_bundle(tmp_path / "a", "Lab", skill=0.5)
+    arguments = ("--board", "test-board", "--submitter", "Lab", "--yes")
+    key = pem(tmp_path / "key.pem")
+    run("pack", tmp_path / "a-store", "--out", tmp_path / "signed", *arguments, "--key", key)
+    impostor = make_bundle(tmp_path / "impostor", "Lab", noise=2)
+    board = build([impostor, tmp_path / "signed"], official)
+    assert [e.bundle.folder.name for e in board.entries] == ["signed"]
+    assert [(r.name, r.reason[:16]) for r in board.refused] == [("impostor", "it is not signed")]
+    other = pem(tmp_path / "other.pem")
+    run("pack", tmp_path / "impostor-store", "--out", tmp_path / "by", *arguments, "--key", other)
+    board = build([tmp_path / "by", tmp_path / "signed"], official)
+    assert len(board.entries) == 2
+    assert board.earlier == {}
+
+
+def test_what_is_tuned_contaminated_or_not_the_protocol_is_ranked_apart(tmp_path, official):
+    def change(**changes):
+        return lambda content: [r.update(changes) for r in content["runs"]]
+
+    def contaminate(content):
+        for each in content["runs"][0]["predictions"]:
+            each["contamination"] = "its pretraining saw this dataset's recordings"
+
+    def with_rate(content):
+        content["runs"][0]["settings"]["transfer"]["optimiser"]["lr"] = 0.5
+
+    forgeries = {
+        "fixed": lambda content: None,
+        "tuned": change(protocol="tuned"),
+        "custom": with_rate,  # though it says that it is fixed
+        "published": change(technique="encoder:rad-dino"),
+        "contaminated": contaminate,
+    }
+    folders = [
+        forge(make_bundle(tmp_path / name, name, noise=n), forged)
+        for n, (name, forged) in enumerate(forgeries.items())
+    ]
+    board = build(folders, official)
+    found = {c[2]: [p.entry.bundle.about.submitter for p in m] for c, m in board.contests.items()}
+    assert found == {
+        "fixed protocol": ["fixed"],
+        "tuned": ["tuned"],
+        "custom settings": ["custom"],
+        "published weights": ["published"],
+        "contaminated": ["contaminated"],
+    }
+
+
+def test_costs_are_beside_quality_and_the_best_for_them_is_marked(tmp_path, official):
+    costs = {"cheap": (1.0, 60.0), "dear": (2.0, 7200.0), "dominated": (0.5, 9000.0)}
+    folders = []
+    for n, (name, (skill, seconds)) in enumerate(costs.items()):
+        bundle = make_bundle(tmp_path / name, name, skill=skill, noise=n)
+
+        def cost(content, seconds=seconds):
+            content["runs"][0] |= {"seconds": seconds, "workers": 2}
+
+        folders.append(forge(bundle, cost))
+    board = build(folders, official)
+    ((_, members),) = [(c, m) for c, m in board.contests.items() if c[0] == "georgia"]
+    best = {place.entry.bundle.about.submitter: place.on_front for place in members}
+    assert best == {"cheap": True, "dear": True, "dominated": False}
+    hours = {e.bundle.about.submitter: cost_of(e) for e in board.entries}
+    assert hours == pytest.approx({"cheap": 120 / 3600, "dear": 4.0, "dominated": 5.0})
+    run(*command(official, tmp_path / "site"), *folders)
+    assert "2 entries best for the cost" in (tmp_path / "site/dataset-1-georgia.html").read_text()
+
+
+def test_an_unchanged_bundle_is_not_scored_again(tmp_path, official, monkeypatch):
+    folder = make_bundle(tmp_path / "bundle")
+    first = values(build([folder], official))
+    monkeypatch.setattr(recompute, "read_part", lambda *_: pytest.fail("it was read again"))
+    assert values(build([folder], official)) == first
+    with pytest.raises(BaseException, match="it was read again"):
+        build([folder], official, fresh=True)
+
+
+def test_a_site_is_verified_and_whatever_was_changed_is_told(tmp_path, official):
+    folders = [make_bundle(tmp_path / name, name, noise=n) for n, name in enumerate("ab")]
+    site = tmp_path / "site"
+    run(*command(official, site), *folders, "--publish-labels")
+    assert "is what its bundles and the official labels give" in run("board", "verify", site)
+    data = json.loads((site / "board.json").read_text("utf-8"))
+    data["entries"][0]["scores"][0]["auroc"] = 0.999
+    (site / "board.json").write_text(json.dumps(data), "utf-8")
+    page = site / f"entry-{data['entries'][1]['id']}.html"
+    page.write_text(page.read_text("utf-8").replace("0.7", "0.9"), "utf-8")
+    (site / "more.html").write_text("<p>more")
+    (site / "board.csv").unlink()
+    text = run("board", "verify", site, code=1)
+    assert re.search(r"scores 0 auroc: the site says 0\.999, its bundles give 0\.[5-9]", text)
+    assert f"{page.name} is not what its bundles give" in text
+    assert "more.html is not of this board" in text
+    assert "board.csv is missing" in text
+    run(*command(official, site), *folders)  # writes it again
+    (site / "more.html").unlink()
+    run("board", "verify", site)
+    (kept, _) = sorted((site / "bundles").iterdir())
+    forge_part(kept, lambda table: table.set_column(1, "scores", table["scores"]))
+    forge(kept, lambda content: content.update(title="changed"))
+    assert "holds another bundle" in run("board", "verify", site, code=1)
+
+
+def test_a_site_needs_no_server_and_loads_nothing(tmp_path, official):
+    folder = make_bundle(tmp_path / "bundle", seeds=2)
+    run(*command(official, tmp_path / "site"), folder)
+    names = {path.name for path in (tmp_path / "site").iterdir()}
+    for path in (tmp_path / "site").glob("*.html"):
+        text = path.read_text("utf-8")
+        assert "default-src 'none'" in text
+        assert not re.search(r"<(link|iframe|object|embed)\b|\bsrc=\"(?!data:)", text)
+        assert {*re.findall(r'href="([^"#]+)"', text)} <= names, path.name
+    assert not (tmp_path / "site" / "official.parquet").exists()
+    table = pd.read_csv(tmp_path / "site" / "board.csv")
+    assert set(table["dataset"]) == {"ptb-xl", "georgia"}
+    with pytest.raises(AssertionError, match="does not publish its official labels"):
+        run("board", "verify", tmp_path / "site")
+
+
+def test_the_command_of_an_entry_runs_it_again_and_is_quoted(tmp_path, official):
+    def evil(content):
+        for each in content["runs"]:
+            each["technique"] = "mae; rm -rf ~"
+            each["settings"]["transfer"]["optimiser"]["lr"] = 0.01
+
+    folder = forge(make_bundle(tmp_path / "bundle", seeds=2), evil)
+    (entry,) = build([folder], official).entries
+    text = again(entry)
+    assert "--technique 'mae; rm -rf ~'" in text
+    assert "--set transfer.optimiser.lr=0.01" in text
+    assert "--seed 0 \\\n    --seed 1" in text
+    assert "--catalog catalogs/georgia" in text
+
+
+def test_a_folder_that_is_no_site_is_left_alone(tmp_path, official):
+    folder = make_bundle(tmp_path / "bundle")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    text = run(*command(official, tmp_path / "mine"), folder, code=1)
+    assert "is not a board's site" in text
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_digests_are_of_the_official_labels(tmp_path, official):
+    table = pq.read_table(official)
+    assert table.schema.field("record").type == pa.binary(16)
+    dataset = read_official(official).datasets["georgia"]
+    assert dataset.patients == 120
+    assert dataset.targets.shape == (240, 7)
+    changed = tmp_path / "changed.parquet"
+    pq.write_table(pa.concat_tables([table, table.slice(0, 1)]), changed)
+    with pytest.raises(BenchmdError, match="records of 'ptb-xl' are doubled"):
+        read_official(changed)
+    pq.write_table(table.replace_schema_metadata(None), changed)
+    with pytest.raises(BenchmdError, match="not a file of digests"):
+        read_official(changed)
+
+
+def robust(run, dataset, scores_of_fault):
+    """Write predictions of the evaluation robustness next to those of a classification."""
+    clean = pq.read_table(predictions_path(run.folder, dataset))
+    blocks = []
+    for fault, severity in (("clean", 0), ("noise", 1)):
+        scores = np.stack(clean["scores"].to_numpy(zero_copy_only=False))
+        scores = scores_of_fault(scores) if severity else scores
+        flat = pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel()), scores.shape[1])
+        rows = len(clean)
+        faults = pa.array([fault] * rows).dictionary_encode()
+        block = clean.set_column(clean.column_names.index("scores"), "scores", flat)
+        block = block.append_column("fault", faults)
+        block = block.append_column("severity", pa.array([severity] * rows, pa.int8()))
+        block = block.append_column("control", pa.array([False] * rows))
+        blocks.append(block.append_column("altered", pa.array([severity > 0] * rows)))
+    path = predictions_path(run.folder, dataset, "robustness")
+    path.parent.mkdir(parents=True)
+    stated = clean.schema.metadata | {b"evaluation": b"robustness", b"version": b"1"}
+    pq.write_table(pa.concat_tables(blocks).replace_schema_metadata(stated), path)
+    write_hash(path)
+
+
+def test_robustness_is_scored_with_the_official_labels(tmp_path, official):
+    bundle = make_bundle(tmp_path / "unused", skill=2.0)
+    (run_of,) = read_stores([tmp_path / "unused-store"]).found
+    robust(run_of, "georgia", lambda scores: np.full_like(scores, 0.5))
+    arguments = ("--board", "test-board", "--submitter", "A lab", "--yes")
+    run("pack", tmp_path / "unused-store", "--out", tmp_path / "bundle", *arguments)
+    assert len(read_bundle(tmp_path / "bundle").about.parts) == 3
+    board = build([tmp_path / "bundle"], official)
+    assert not board.refused, board.refused
+    result = board.entries[0].results["georgia"]
+    rows = {(r["group"], r["metric"]): r["value"] for r in result.rows}
+    assert rows["clean", "auroc"] == pytest.approx(result.value)
+    assert rows["noise", "auroc"] == pytest.approx(0.5)  # as all its scores are tied
+    run(*command(official, tmp_path / "site"), tmp_path / "bundle")
+    page = tmp_path / "site" / f"entry-{entry_id(board.entries[0])}.html"
+    assert 'id="of-robustness"' in page.read_text("utf-8")
+    # a condition of other records is refused
+    number = [p.evaluation for _, p in read_bundle(tmp_path / "bundle").about.parts].index(
+        "robustness"
+    )
+    bad = forge_part(tmp_path / "bundle", lambda table: table.slice(0, 470), number)
+    assert "robustness of georgia" in build([bad, bundle], official).refused[0].reason
+
+
+@pytest.mark.slow
+def test_a_real_run_is_packed_scored_and_verified(trained, ecg_catalogs, tmp_path):
+    store, _, transfer = trained
+    paths = [ecg_catalogs[name].path for name in ("ptb-xl", "georgia")]
+    key = pem(tmp_path / "me.pem")
+    (tmp_path / "board.key").write_text("a secret of all who submit")
+    board = ("--board", tmp_path / "board.key")
+    submitted = ("--submitter", "A lab", "--key", key, "--yes")
+    text = run("pack", store, "--out", tmp_path / "bundle", *board, *submitted)
+    assert "signed by" in text
+    assert "anybody" not in text
+    run("board", "digest", *paths, *board, "--out", tmp_path / "official.parquet")
+    digests = tmp_path / "official.parquet"
+    run(*command(digests, tmp_path / "site"), tmp_path / "bundle", "--publish-labels")
+    run("board", "verify", tmp_path / "site")
+    data = json.loads((tmp_path / "site" / "board.json").read_text("utf-8"))
+    (entry,) = data["entries"]
+    analysis = analyse([transfer], resamples=2, curves=False)
+    rows = analysis.scores.query("metric == 'auroc' and `class` == 'mean' and split == 'test'")
+    expected = dict(zip(rows["dataset"], rows["value"], strict=True))
+    assert {s["dataset"]: s["auroc"] for s in entry["scores"]} == pytest.approx(expected)
+    assert entry["parameters"] > 1000
+    assert entry["device_hours"] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_scrolls_sideways_in_a_browser(tmp_path, official, width):
+    folders = [make_bundle(tmp_path / name, name * 30, noise=n) for n, name in enumerate("abc")]
+    run(*command(official, tmp_path / "site"), *folders)
+    with started_browser() as browser:
+        tab = browser.new_context(viewport={"width": width, "height": 800}).new_page()
+        for path in sorted((tmp_path / "site").glob("*.html")):
+            heard = []
+            tab.on("pageerror", lambda error, heard=heard: heard.append(str(error)))
+            tab.goto(path.as_uri())
+            wide = "document.documentElement.scrollWidth"
+            assert tab.evaluate(wide) <= width, path.name
+            assert heard == []
+        tab.goto((tmp_path / "site" / "dataset-1-georgia.html").as_uri())
+        tab.get_by_role("button", name="AUROC").click()  # sorted, a name is a link still
+        tab.locator("#table-entries-0 tbody a").first.click()
+        assert "entry-" in tab.url
