@@ -46,7 +46,13 @@ from benchmd_ray.files.atomic import write_json
 from benchmd_ray.models.encoder import Block, Encoder
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.scores.metrics import auroc
-from benchmd_ray.settings.definition import ENCODERS, ExecutionSettings, Settings, updated
+from benchmd_ray.settings.definition import (
+    ENCODERS,
+    EncoderSettings,
+    ExecutionSettings,
+    Settings,
+    updated,
+)
 from benchmd_ray.ssl import METHODS, method_named
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import autocast, choose_device
@@ -236,10 +242,16 @@ def pretraining(bench: Bench, modality: str, technique: str, way: str) -> Result
 
 
 class EinsumBlock(Block):
-    """The encoder's block with its attention written out, as the reference has it."""
+    """The encoder's block as the reference has it: attention written out, tokens in float32."""
+
+    def __init__(self, size: EncoderSettings) -> None:
+        super().__init__(size)
+        for name in ("attention_norm", "mlp_norm"):
+            setattr(self, name, nn.LayerNorm(size.width, size.norm_eps))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, tokens, width) to the same."""
+        x = x.float()
         q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
         mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(dim=-1), v)

@@ -73,9 +73,12 @@ class LayerNorm(nn.LayerNorm):
         """(…, width) to the same."""
         if x.dtype != torch.bfloat16:
             return super().forward(x)
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        # On a CPU the kernel for bfloat16 adds up the gradients of weight and bias in bfloat16.
+        kind = torch.float32 if x.device.type == "cpu" else x.dtype
+        weight, bias = self.weight.to(kind), self.bias.to(kind)
         with torch.autocast(x.device.type, enabled=False):
-            return functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+            y = functional.layer_norm(x.to(kind), self.normalized_shape, weight, bias, self.eps)
+        return y.to(x.dtype)
 
 
 class Block(nn.Module):
@@ -146,7 +149,10 @@ class Encoder(nn.Module):
         return hidden
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Mean over all tokens, CLS included, or CLS only: (batch, width), float32 of bfloat16."""
+        """Mean over all tokens, CLS included, or CLS only: (batch, width).
+
+        Of tokens in bfloat16 they are in float32.
+        """
         wide = torch.promote_types(hidden.dtype, torch.float32)
         if self.pooled == "mean":
             return hidden.mean(dim=1, dtype=wide)

@@ -75,8 +75,8 @@ def require_ranges(options: Any) -> None:
 
 
 def network_part(name: str) -> str:
-    """Code part of a network; empty for a custom one."""
-    return PART_OF.get(name, "")
+    """Code part of a network; a custom one may inherit from our transformer."""
+    return PART_OF.get(name, NETWORK)
 
 
 def require_task(task: Task, size: EncoderSettings) -> None:

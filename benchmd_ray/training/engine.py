@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -219,7 +219,7 @@ class DeepSpeedEngine(Engine):
         values = sum(parameter.numel() for parameter in trainable(module))
         about = (self.module, worker.device, execution.precision)
         self._engine, *_ = deepspeed.initialize(
-            model=_Autocast(*about, whole=False),
+            model=_Autocast(*about, together=False),
             model_parameters=parameter_groups(self.module, factors),
             config=deepspeed_config(optimiser, execution, values),
         )
@@ -249,53 +249,50 @@ class _Autocast(nn.Module):
     """Runs a module in mixed precision, also within DeepSpeed's engine."""
 
     def __init__(
-        self, module: nn.Module, device: torch.device, precision: str, *, whole: bool = True
+        self, module: nn.Module, device: torch.device, precision: str, *, together: bool = True
     ) -> None:
-        """``whole``: this process has all parameters, unsplit."""
+        """``together``: round the transformer's weights at once; not within DeepSpeed's engine.
+
+        Autocast launches two kernels for each weight instead; the results are the same.
+        """
         super().__init__()
         self.module = module
         self._device, self._precision = device, precision
-        self._names = _of_encoders(module) if whole and uses_bf16(precision, device) else []
+        rounds = together and uses_bf16(precision, device)
+        self._weights = _of_transformer(module) if rounds else {}
 
     def forward(self, *inputs: Any) -> Any:
         with autocast(self._device, self._precision):
-            if not self._names:
+            if not self._weights:
                 return self.module(*inputs)
-            parameters = [self.module.get_parameter(name) for name in self._names]
-            rounded = dict(zip(self._names, _rounded(parameters), strict=True))
+            copies = _Rounded.apply(*self._weights.values())  # type: ignore[no-untyped-call]
+            rounded = dict(zip(self._weights, copies, strict=True))
             return functional_call(self.module, rounded, inputs)
 
 
-def _of_encoders(module: nn.Module) -> list[str]:
-    """Names of the parameters of our transformers, which only use them in bfloat16."""
-    return [
-        f"{prefix}.{name}".removeprefix(".")
-        for prefix, part in module.named_modules()
-        if type(part) is Encoder
-        for name, _ in part.named_parameters()
-    ]
-
-
-def _rounded(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """Copies in bfloat16, made together, as autocast would launch two kernels for each."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    copies = iter(_Rounded.apply(*trained) if trained else ())  # type: ignore[no-untyped-call]
-    return [
-        next(copies) if parameter.requires_grad else parameter.to(torch.bfloat16)
-        for parameter in parameters
-    ]
+def _of_transformer(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of our transformer by name; none if custom code may change them or read them."""
+    encoder = getattr(module, "encoder", None)
+    if type(encoder) is not Encoder or not type(module).__module__.startswith("benchmd_ray."):
+        return {}
+    return {f"encoder.{name}": parameter for name, parameter in encoder.named_parameters()}
 
 
 class _Rounded(torch.autograd.Function):
-    """float32 tensors to bfloat16 ones; gradients the other way."""
+    """Weights to bfloat16, and their gradients back to float32."""
 
     @staticmethod
-    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return _copied(tensors, torch.bfloat16)
+    def forward(ctx: Any, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        copies = _copied(weights, torch.bfloat16)
+        needed = zip(copies, ctx.needs_input_grad, strict=True)
+        ctx.mark_non_differentiable(*(copy for copy, is_needed in needed if not is_needed))
+        return copies
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return _copied(gradients, torch.float32)
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        copies = iter(_copied(tuple(x for x in gradients if x is not None), torch.float32))
+        return tuple(None if x is None else next(copies) for x in gradients)
 
 
 def _copied(tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

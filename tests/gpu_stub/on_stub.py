@@ -129,7 +129,7 @@ def usual_step(kind, technique):
 
 
 class Moved(TorchDispatchMode):
-    """Bytes that operations read and write, each tensor once for each operation."""
+    """Bytes that operations read and write."""
 
     total = 0
 
@@ -137,10 +137,12 @@ class Moved(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         name = operation.__name__.partition(".")[0]
         if not operation.is_view and name not in ("empty_like", "empty_strided", "_unsafe_view"):
-            written = args[0] if name == "_foreach_copy_" else result
-            if name == "_fused_adamw_":
+            read, written = (args, kwargs), result
+            if name in ("_foreach_copy_", "copy_"):
+                read, written = args[1], args[0]
+            elif name == "_fused_adamw_":
                 written = [args[0], args[2], args[3]]
-            self.total += sum(map(bytes_of, tree_leaves((args, kwargs, written))))
+            self.total += sum(map(bytes_of, tree_leaves((read, written))))
         return result
 
 

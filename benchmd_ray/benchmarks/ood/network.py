@@ -391,7 +391,7 @@ def visible(signals: torch.Tensor) -> torch.Tensor:
 def _leave(quantities: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
     def hook(_: nn.Module, __: Any, output: torch.Tensor) -> None:
         # Tokens come before the width, places after the channels.
-        mean = output.mean(dim=1) if output.ndim == 3 else output.flatten(2).mean(dim=2)
-        quantities[name] = mean.float()
+        wide = output.float()
+        quantities[name] = wide.mean(dim=1) if wide.ndim == 3 else wide.flatten(2).mean(dim=2)
 
     return hook
