@@ -48,6 +48,7 @@ from benchmd_ray.data.records import (
 )
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files.atomic import TEMPORARY, digest, json_bytes, resource_folder, sha256
+from benchmd_ray.storage.address import CLOCK
 from benchmd_ray.storage.location import (
     LEASE,
     Location,
@@ -148,7 +149,7 @@ def _require_own(out: Location) -> None:
         inside = [name for names in entries(out / folder) for name in names]
         foreign += [out / folder / name for name in inside if not re.fullmatch(pattern, name)]
     foreign += folds.foreign_to(out)
-    foreign = [path for path in foreign if not path.name.startswith(TEMPORARY)]
+    foreign = [path for path in foreign if not path.name.startswith((TEMPORARY, CLOCK))]
     if foreign:
         raise BenchmdError(
             f"{out} holds something else than a catalog, {min(map(str, foreign))} (in all "

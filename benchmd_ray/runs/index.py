@@ -2,7 +2,7 @@
 
 The index of a store is one Parquet file in the user's cache (`files.cache`), not in the store: a
 store may come from somebody else, and an index within it could state anything of its files. This
-one was written by this user, and only after each file had passed all checks.
+one was written by whoever may write to the cache, after each file had passed all checks.
 
 An entry holds for a file's size, times of change, inode and the code that read it. Of these the
 time of the last change of the inode (ctime) cannot be set back, so that a file that was written in
@@ -82,11 +82,11 @@ class Index:
     def save(self) -> None:
         """Write the indexes with at least `LEAST` new entries; those of removed files are dropped.
 
-        Nothing is written where the cache is read-only or full.
+        Nothing is written where the cache is read-only or full, or a name or time cannot be stored.
         """
         for store, entries in self._stores.items():
             if entries.new >= LEAST:
-                with suppress(OSError, BenchmdError):
+                with suppress(OSError, BenchmdError, ValueError, OverflowError):
                     _write(store, entries)
 
     def _of(self, store: Path) -> _Entries:

@@ -46,7 +46,7 @@ from benchmd_ray.runs.files import (
     SEARCH,
     SEARCHES,
 )
-from benchmd_ray.storage.bucket import Bucket, Object, together
+from benchmd_ray.storage.bucket import Bucket, Object, Unlistable, together
 
 PENDING = ".done.json"
 """``done.json`` of a finished run that could not be published."""
@@ -152,11 +152,16 @@ def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
     searches = store / SEARCHES
     local = [*store.glob(f"*/{RUN}"), *searches.glob(f"*/{SEARCH}")]
     objects: dict[Path, dict[str, Object]] = {path.parent: {} for path in local}
-    for key, value in bucket.objects().items():
+    published, unlistable = _published(bucket)
+    for key, value in published.items():
         *above, name = key.split("/", 2) if key.startswith(f"{SEARCHES}/") else key.split("/", 1)
         other = above in ([], [INNER], [SEARCHES])
         if name and not other and all(map(_harmless, above)):
             objects.setdefault(store.joinpath(*above), {})[name] = value
+
+    skipped = {store / name: why for name, why in unlistable.items()}
+    for folder in skipped:
+        objects.pop(folder, None)
 
     def fault(folder: Path) -> str:
         mirror = mirror_of_search if folder.parent == searches else Mirror
@@ -168,7 +173,22 @@ def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
 
     with ThreadPoolExecutor(PULLING) as pool:
         faults = zip(objects, pool.map(fault, objects), strict=True)
-        return {folder: why for folder, why in faults if why}
+        return skipped | {folder: why for folder, why in faults if why}
+
+
+def _published(bucket: Bucket) -> tuple[dict[str, Object], dict[str, str]]:
+    """All objects of a store by key, and why some folders cannot be listed, by name."""
+    try:
+        return bucket.objects(), {}
+    except Unlistable:
+        objects: dict[str, Object] = {}
+        faults: dict[str, str] = {}
+        for name in bucket.entries()[1]:
+            try:
+                objects |= bucket.objects(name)
+            except Unlistable as error:
+                faults[name] = str(error)
+        return objects, faults
 
 
 def mirror_of_search(folder: Path, bucket: Bucket) -> Mirror:

@@ -285,12 +285,15 @@ def read_run(folder: Path) -> Run:
 
 
 def _read(folder: Path, index: Index | None = None) -> Run:
-    path, index = folder / RUN, index or Index()
+    path = folder / RUN
     if not path.is_file():
         remedy = "Name a folder that `benchmd pretrain` or `benchmd transfer` printed."
         if _of_transformers(folder):
             remedy = f"It is a folder of transformers: did you mean hf:{shown(folder)}?"
         raise BenchmdError(f"{shown(folder)} is not a run (no {RUN}). {remedy}")
+    if index is None:
+        run = Run(folder, _description(folder))
+        return Run(folder, run.description, run.done)
     run = Run(folder, index.known(path, lambda: _description(folder)))
     if not run.finished:
         return run

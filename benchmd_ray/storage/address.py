@@ -24,6 +24,8 @@ ENDPOINTS = {
 }
 """Variables that name the server, since buckets with the same name may be on different servers."""
 ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
+CLOCK = "lease-clock-"
+"""Beginning of the names of objects that are written for a moment to learn the server's time."""
 
 
 def is_address(text: str) -> bool:
@@ -66,6 +68,7 @@ def normal(address: str) -> str:
 def local_name(address: str) -> str:
     """Name of the local folder for an address and its server."""
     service = address[:2]
-    names = (*ENDPOINTS[service], *[ACCOUNT] * (service == "az"))
-    server = " ".join(filter(None, map(os.environ.get, names)))
+    server = next(filter(None, map(os.environ.get, ENDPOINTS[service])), "")
+    if service == "az":
+        server += f" {os.environ.get(ACCOUNT, '')}"
     return f"{service}-{hashlib.sha256(f'{server} {address}'.encode()).hexdigest()[:16]}"

@@ -12,7 +12,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from benchmd_ray.errors import BenchmdError, BucketError
 from benchmd_ray.extensions.extras import importing
 from benchmd_ray.files.atomic import MAX_BYTES, replacing
-from benchmd_ray.storage.address import ENDPOINTS, normal, split_address, without_key
+from benchmd_ray.storage.address import CLOCK, ENDPOINTS, normal, split_address, without_key
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, S3Store
@@ -68,6 +68,10 @@ class Replaced(BucketError):
     away = True
 
 
+class Unlistable(BucketError):
+    """A key has an empty part, ``..`` or a control character, which the client refuses."""
+
+
 class Version(NamedTuple):
     """What identifies the content of an object, for conditional writes."""
 
@@ -105,7 +109,14 @@ def open_bucket(address: str) -> Bucket:
             wrong.
     """
     address = normal(address)
-    environment = (f"{k}={v}" for k, v in os.environ.items() if k.startswith(VARIABLES))
+    variables = {name: x for name, x in os.environ.items() if name.startswith(VARIABLES)}
+    for name, x in variables.items():
+        if not x.isprintable():
+            raise BenchmdError(
+                f"the environment variable {name} has a line break or another control character, "
+                "perhaps from a file that ends with one: set it without."
+            )
+    environment = (f"{name}={x}" for name, x in variables.items())
     service, name, _ = split_address(address)
     return Bucket(address, _store(service, name, tuple(sorted(environment))))
 
@@ -158,16 +169,20 @@ def _explained(what: str, address: str) -> Iterator[None]:
         message = f"cannot {what} {address}: {problem.message}. {_advice(problem, address)}"
         if isinstance(error, PreconditionError):
             raise Replaced(message) from None
-        explained = BucketError(message)
+        explained = (Unlistable if problem.is_of_a_key else BucketError)(message)
         explained.away = problem.away
         raise explained from None  # the client's text may have keys
 
 
 def together(work: Callable[[Any], object], items: Iterable[Any], threads: int = 16) -> None:
-    """Call for several items at once; after an error none is begun."""
+    """Call for several items at once; after an error or Ctrl-C none is begun."""
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(work, items):
-            pass
+        futures = [pool.submit(work, item) for item in items]
+        try:
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 class Problem:
@@ -187,8 +202,13 @@ class Problem:
             self.message = "HTTP error: the answer was cut off"
         else:
             reason = re.search(r'message: "([^"\n]*)"', details)
-            message = re.sub(r"\?[^\s:]*", "", without_key(text.replace("\n", " ")))
+            message = re.sub(r"\?\S*", "", without_key(text.replace("\n", " ")))
             self.message = f"{message} ({reason[1]})" if reason else message.rstrip(".")
+
+    @property
+    def is_of_a_key(self) -> bool:
+        """Whether the client refuses a key that is there."""
+        return "invalid path" in self.message
 
     @property
     def away(self) -> bool:
@@ -208,7 +228,7 @@ def _advice(problem: Problem, address: str) -> str:
         return f"There are no credentials. Set {CREDENTIALS[service]} {NOT_EXPIRED}"
     if problem.status in (401, 403) or problem.code in DENIED:
         return f"The server refuses these credentials: check {CREDENTIALS[service]} {NOT_EXPIRED}"
-    if "invalid path" in problem.message:
+    if problem.is_of_a_key:
         return "Remove or rename that object: it has an empty part, '..' or a control character."
     return (
         f"Check the address, the network, the environment ({ENDPOINTS[service][0]}, "
@@ -406,15 +426,12 @@ class Bucket:
         """The server's time, that of an object which is written for this next to another."""
         folder, slash, _ = beside.rpartition("/")
         key = f"{folder}{slash}{CLOCK}{uuid.uuid4().hex}.json"
-        self.write(key, b'{"state": "free"}')
         try:
+            self.write(key, b'{"state": "free"}')
             with _explained("read from", self.address):
                 return float(self._store.head(self._prefix + key)["last_modified"].timestamp())
         finally:
             self.delete([key])
-
-
-CLOCK = "lease-clock-"
 
 
 def _version(meta: Any) -> Version:

@@ -109,7 +109,9 @@ class Lease:
     def require(self) -> None:
         """Raise `LeaseLost` if another machine has taken the lease."""
         if not self.trusted:
-            self.renew()
+            with self._lock:
+                if not self.trusted:  # no other thread has renewed it meanwhile
+                    self._replace("held")
 
     @contextlib.contextmanager
     def renewing(self) -> Iterator[None]:
@@ -140,11 +142,15 @@ class Lease:
         content = {"session": self._session, "state": state, "count": self._count}
         data = json.dumps(content).encode()
         version = self._bucket.write(self._key, data, replaces=over, new=over is None)
-        if version is None:  # perhaps written by an earlier try whose response was lost
-            there = self._bucket.read(self._key, beginning=LONGEST)
-            if there is not None and _content(there.data).get("session") == self._session:
-                return there.version
-        return version
+        if version is not None:
+            return version
+        there = self._bucket.read(self._key, beginning=LONGEST)
+        if there is None or _content(there.data).get("session") != self._session:
+            return None
+        if there.data == data:  # written by a try whose response was lost
+            return there.version
+        # An earlier write whose response was lost: without this one the lease would expire earlier.
+        return self._bucket.write(self._key, data, replaces=there.version)
 
     def _require_conditions(self) -> None:
         """Verify that the server refuses two puts whose conditions do not hold."""

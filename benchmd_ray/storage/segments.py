@@ -78,7 +78,7 @@ class JournalSegments:
             if there is not None and there.data == whole:  # by a try whose response was lost
                 written = there.version
                 break
-            if (there.version if there else None) != version:
+            if (there.version.etag if there else None) != (version.etag if version else None):
                 raise LeaseLost(
                     f"another process has written to {self._bucket.address} meanwhile. The same "
                     "command resumes from the stored state."

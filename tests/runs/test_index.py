@@ -15,7 +15,7 @@ from benchmd_ray.files.integrity import hashed, line
 from benchmd_ray.runs import index as indexes
 from benchmd_ray.runs import store as stores
 from benchmd_ray.runs.index import Index, index_path, indexed
-from benchmd_ray.runs.store import read_stores
+from benchmd_ray.runs.store import read_run, read_stores
 
 SEEDS = range(3)
 
@@ -60,6 +60,19 @@ def test_unchanged_runs_are_read_once_and_listed_alike(store, read):
         json.loads((run.folder / "done.json").read_text())["seconds"]
         for run in read_stores([store]).found
     ]
+
+
+def test_times_before_1970_keep_no_store_from_being_listed(store, read):
+    os.utime(next(store.glob("*/run.json")), (-10, -10))
+    for _ in range(2):
+        assert len(listing(store)["runs"]) == len(SEEDS)
+    assert len(read) == 2 * len(SEEDS)  # there is no index
+
+
+def test_a_single_run_is_read_without_the_index(store, monkeypatch):
+    listing(store)
+    monkeypatch.setattr(indexes, "read_table", None)
+    assert read_run(next(store.glob("*/run.json")).parent).finished
 
 
 def test_one_more_run_is_the_only_one_that_is_read(store, read):

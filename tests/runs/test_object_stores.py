@@ -4,6 +4,7 @@ import io
 import os
 import threading
 
+import boto3
 import pytest
 from services import SERVICES
 from stored import runs
@@ -11,7 +12,7 @@ from stores import described
 from waiting import until
 
 from benchmd_ray.data.verify import verify
-from benchmd_ray.errors import BucketError, Busy
+from benchmd_ray.errors import BenchmdError, BucketError, Busy
 from benchmd_ray.runs.places import backing_of, shown, store_folder
 from benchmd_ray.runs.store import open_run, read_run, require_weights, working
 from benchmd_ray.storage import bucket as buckets
@@ -62,6 +63,43 @@ def test_conditions_of_puts_hold(service):
     for ask in (open_bucket(missing).objects, lambda: open_bucket(missing).write("x", b"")):
         with pytest.raises(BucketError, match="There is no such bucket there"):
             ask()
+
+
+def test_a_key_that_the_client_refuses_hides_its_run_only(service, machine):
+    for name in ("r", "s"):
+        with working(run := open_run(machine("a"), name, ABOUT)):
+            train(run, b"weights")
+    if not service.address.startswith("s3:"):
+        pytest.skip("only S3's server takes such a key")
+    address = service.address.removeprefix("s3://").partition("/")[0]
+    boto3.client("s3").put_object(Bucket=address, Key=f"study/one/{run.folder.name}//x", Body=b"")
+    skipped = backing_of(machine("b")).refresh_store()
+    assert [folder.name for folder in skipped] == [run.folder.name]
+    assert "Remove or rename that object" in next(iter(skipped.values()))
+    assert len(list(machine("b").glob("r-*/run.json"))) == 1
+
+
+def test_nothing_is_begun_after_an_error(service):
+    begun, failed = [], threading.Event()
+
+    def work(number):
+        begun.append(number)
+        if number == 0:
+            assert failed.wait(10)
+        if number == 1:
+            failed.set()
+            raise BucketError("no")
+
+    with pytest.raises(BucketError, match=r"^no$"):
+        buckets.together(work, range(50), threads=2)
+    assert len(begun) < 6
+
+
+def test_a_variable_with_a_line_break_is_named(service, monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "secret\n")
+    with pytest.raises(BenchmdError, match="AWS_SESSION_TOKEN has a line break") as refused:
+        open_bucket(f"{service.address}/lab")
+    assert "secret" not in str(refused.value)
 
 
 def test_large_objects_come_whole_and_no_longer_than_listed(service, tmp_path):
