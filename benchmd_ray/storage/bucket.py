@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -40,6 +41,10 @@ For longer `storage.patience` retries, as no signal is handled while obstore wai
 PART = 8 * 2**20
 """Bytes of the parts in which a larger object is transferred."""
 PARALLEL, MOST_PARTS = 4, 9000
+TRANSFERS, LARGE_UPLOADS = threading.BoundedSemaphore(16), threading.BoundedSemaphore(2)
+"""Downloads of objects or parts, and uploads in parts, that this process does at once: many runs
+are pulled at a time, and a slow line must carry each request within `READ_SECONDS`.
+"""
 VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "AZURITE_")
 DENIED = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
 """Codes of refused credentials, in addition to HTTP status 401 and 403."""
@@ -358,7 +363,7 @@ class Bucket:
             version = self.write(key, file.read())
             assert version is not None  # as there is no condition
             return version.etag
-        with _explained("write to", self.address):
+        with LARGE_UPLOADS, _explained("write to", self.address):
             result = self._store.put(
                 self._prefix + key,
                 file,
@@ -392,7 +397,8 @@ class Bucket:
             partial.touch()
             if size > PART:
                 self._download_parts(key, result.meta, partial)
-            else:
+                return True
+            with TRANSFERS:
                 partial.write_bytes(b"".join(self._chunks(result, PART)))
         return True
 
@@ -401,14 +407,15 @@ class Bucket:
 
         def fetch(start: int) -> None:
             options = {"range": (start, start + PART), "if_match": meta["e_tag"]}
-            with _explained("read from", self.address):
-                result = self._get(key, options)
-            if result is None:
-                raise BucketError(f"{self.address}/{key} vanished while it was read: try again.")
-            with partial.open("r+b") as file:
-                file.seek(start)
-                for chunk in self._chunks(result, PART):
-                    file.write(chunk)
+            vanished = f"{self.address}/{key} vanished while it was read: try again."
+            with TRANSFERS:
+                with _explained("read from", self.address):
+                    result = self._get(key, options)
+                if result is None:
+                    raise BucketError(vanished)
+                with partial.open("r+b") as file:
+                    file.seek(start)
+                    file.writelines(self._chunks(result, PART))
 
         together(fetch, range(0, meta["size"], PART), PARALLEL)
 
