@@ -60,7 +60,18 @@ class Board:
 
     def remarks(self) -> list[str]:
         """What an organiser should look at."""
-        return [*_of_copies(self)]
+        names = {
+            f"shared name: {whose(entry)}, also of {', '.join(map(whose, others))}"
+            for entry in self.entries
+            if (others := self.namesakes(entry))
+        }
+        return [*sorted(names), *_of_copies(self)]
+
+    def namesakes(self, entry: Entry) -> list[Entry]:
+        """An entry of each other key by the same name, or of none."""
+        name, key = entry.bundle.identity
+        found = {e.bundle.signer: e for e in self.entries if e.bundle.identity[0] == name}
+        return [found[other] for other in sorted(found) if other != key]
 
     @property
     def bundles(self) -> list[Bundle]:
@@ -75,7 +86,7 @@ def _of_copies(board: Board) -> Iterator[str]:
         for other, correlation in others:
             if entry_id(other) < name:
                 continue
-            a, b = (f"{e.first.row} of {e.bundle.about.submitter}" for e in (entry, other))
+            a, b = (f"{e.first.row} of {whose(e)}" for e in (entry, other))
             yield f"alike: on {dataset} {a} has {alike_text(correlation)} {b}"
 
 
@@ -87,6 +98,7 @@ def board_of(
     resamples: int = RESAMPLES,
     fresh: bool = False,
     refused: Sequence[RefusedBundle] = (),
+    submitters: Mapping[str, str] | None = None,
     done: Callable[[int], None] = lambda count: None,
 ) -> Board:
     """Read and score bundles.
@@ -98,6 +110,7 @@ def board_of(
         resamples: Of the patients.
         fresh: Whether nothing is taken from the cache.
         refused: Bundles that were refused before.
+        submitters: Key by compared name of those whose names belong to them.
         done: Called with the number of bundles read so far.
 
     Raises:
@@ -107,7 +120,11 @@ def board_of(
 
     def read(folder: Path) -> list[Entry] | RefusedBundle:
         try:
-            return entries(read_bundle(folder), official, resamples, fresh=fresh)
+            bundle = read_bundle(folder)
+            name, key = bundle.identity
+            if (submitters or {}).get(name, key) != key:
+                raise Refused("its submitter's name belongs to another key: sign it by that key")
+            return entries(bundle, official, resamples, fresh=fresh)
         except Refused as error:
             return RefusedBundle(text_of(folder.name), text_of(str(error)))
 
@@ -118,7 +135,6 @@ def board_of(
                 turned_away.append(result)
             else:
                 whole.append(result)
-    whole, impostors = _named_by_their_keys(whole)
     current, earlier = _current([entry for each in whole for entry in each])
     return Board(
         title=title,
@@ -128,25 +144,14 @@ def board_of(
         earlier=earlier,
         contests=contests(current, official),
         alike=_alike(current),
-        refused=[*turned_away, *impostors],
+        refused=turned_away,
     )
 
 
-def _named_by_their_keys(
-    bundles: Sequence[list[Entry]],
-) -> tuple[list[list[Entry]], list[RefusedBundle]]:
-    """Refuse unsigned bundles by the name of a submitter who signs."""
-    signed = {each[0].bundle.about.submitter for each in bundles if each[0].bundle.signer}
-    kept: list[list[Entry]] = []
-    refused: list[RefusedBundle] = []
-    for each in bundles:
-        bundle = each[0].bundle
-        if bundle.signer or bundle.about.submitter not in signed:
-            kept.append(each)
-            continue
-        why = "it is not signed, but its submitter's other bundles are: sign it with the same key"
-        refused.append(RefusedBundle(text_of(bundle.folder.name), why))
-    return kept, refused
+def whose(entry: Entry) -> str:
+    """The submitter, and the beginning of the key."""
+    name, key = entry.bundle.about.submitter, entry.bundle.signer
+    return f"{name} ({key[:16] or 'not signed'})"
 
 
 def entry_id(entry: Entry) -> str:

@@ -103,4 +103,6 @@ def weights(entry: Entry) -> float:
 
 def flag(board: Board, entry: Entry) -> str:
     copied = any(board.alike.get((entry_id(entry), dataset)) for dataset in entry.results)
-    return "copy?" if copied else "" if entry.bundle.signer else "not signed"
+    if copied or board.namesakes(entry):
+        return "copy?" if copied else "shared name"
+    return "" if entry.bundle.signer else "not signed"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
-from benchmd_ray.board.build import Board, entry_id
-from benchmd_ray.board.content import name_of, scores_by_entry, whose
+from benchmd_ray.board.build import Board, entry_id, whose
+from benchmd_ray.board.content import name_of, scores_by_entry
 from benchmd_ray.board.entry_pages import page_of_entry
 from benchmd_ray.board.figure import cost_figure
 from benchmd_ray.board.page_parts import (

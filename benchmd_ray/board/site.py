@@ -117,7 +117,7 @@ def _keep(bundle: Bundle, folder: Path) -> None:
         except Refused:
             pass
         remove(folder)
-    shutil.copytree(bundle.folder, folder)
+    shutil.copytree(bundle.folder, folder, symlinks=True)
 
 
 def verify(
