@@ -88,7 +88,7 @@ def _score(
     board: Board, entry: Entry, dataset: str, contest: Contest, place: Placed
 ) -> dict[str, Any]:
     result, classes = entry.results[dataset], board.official.datasets[dataset].about.task.classes
-    behind = place.behind
+    behind, behind_low, behind_high = place.behind
     value, low, high = result.auroc[0].tolist()
     return {
         "dataset": dataset,
@@ -102,8 +102,9 @@ def _score(
         "rank": place.rank,
         "rank_low": place.low,
         "rank_high": place.high,
-        "behind": math.nan if behind is None else behind.value,
-        "p": place.p,
+        "behind": behind,
+        "behind_low": behind_low,
+        "behind_high": behind_high,
         "on_front": place.on_front,
         "metrics": {name: float(values[0]) for name, values in result.metrics.items()},
         "classes": dict(zip(classes, result.auroc[1:].tolist(), strict=True)),

@@ -367,8 +367,6 @@ def test_costs_are_beside_quality_and_the_best_for_them_is_marked(tmp_path, offi
     assert best == {"cheap": True, "dear": True, "dominated": False}
     hours = {e.bundle.about.submitter: cost_of(e) for e in board.entries}
     assert hours == pytest.approx({"cheap": 120 / 3600, "dear": 4.0, "dominated": 5.0})
-    run(*command(official, tmp_path / "site"), *folders)
-    assert "2 entries best for the cost" in (tmp_path / "site/dataset-1-georgia.html").read_text()
 
 
 def test_an_unchanged_bundle_is_not_scored_again(tmp_path, official, monkeypatch):
