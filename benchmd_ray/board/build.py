@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from benchmd_ray.board.again import command, settings_of
 from benchmd_ray.board.bundle import Bundle, Refused, read_bundle
 from benchmd_ray.board.copies import SAME, copies
 from benchmd_ray.board.official import Official
@@ -22,11 +23,14 @@ from benchmd_ray.board.ranking import (
     placed,
 )
 from benchmd_ray.board.recompute import RESAMPLES, Entry, entries, key_of
+from benchmd_ray.console.terminal import visible
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.frames import LABELS, rank_of
 from benchmd_ray.report.table import text_of
 from benchmd_ray.scores.resampling import usual_threads
 
+LONGEST = 1000
+"""Characters of a title, and of the name of a refused bundle and the reason."""
 AT_ONCE = 2
 """Most bundles that are read at a time: each may have 1 GiB."""
 Contest = tuple[str, str, str]
@@ -124,9 +128,15 @@ def board_of(
             name, key = bundle.identity
             if (submitters or {}).get(name, key) != key:
                 raise Refused("its submitter's name belongs to another key: sign it by that key")
-            return entries(bundle, official, resamples, fresh=fresh)
+            found = entries(bundle, official, resamples, fresh=fresh)
+            for entry in found:  # what pages need of its statements
+                command(entry), settings_of(entry.first)
+                [division(entry, dataset) for dataset in entry.results]
+            return found
         except Refused as error:
-            return RefusedBundle(text_of(folder.name), text_of(str(error)))
+            return _refused(folder, str(error))
+        except Exception as error:  # one bundle never stops the others; the text may be its own
+            return _refused(folder, f"it cannot be read or scored ({type(error).__name__})")
 
     with ThreadPoolExecutor(min(AT_ONCE, usual_threads())) as pool:
         for count, result in enumerate(pool.map(read, folders), start=1):
@@ -137,7 +147,7 @@ def board_of(
                 whole.append(result)
     current, earlier = _current([entry for each in whole for entry in each])
     return Board(
-        title=title,
+        title=visible(title)[:LONGEST],
         official=official,
         resamples=resamples,
         entries=current,
@@ -146,6 +156,11 @@ def board_of(
         alike=_alike(current),
         refused=turned_away,
     )
+
+
+def _refused(folder: Path, reason: str) -> RefusedBundle:
+    name, why = (visible(text_of(text)) for text in (folder.name, reason))
+    return RefusedBundle(name[:LONGEST], why[:LONGEST])
 
 
 def whose(entry: Entry) -> str:
