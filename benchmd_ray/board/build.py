@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from benchmd_ray.board.again import command, settings_of
 from benchmd_ray.board.bundle import Bundle, Refused, read_bundle
 from benchmd_ray.board.copies import SAME, copies
 from benchmd_ray.board.official import Official
@@ -22,11 +23,14 @@ from benchmd_ray.board.ranking import (
     placed,
 )
 from benchmd_ray.board.recompute import RESAMPLES, Entry, entries, key_of
+from benchmd_ray.console.terminal import visible
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.frames import LABELS, rank_of
 from benchmd_ray.report.table import text_of
 from benchmd_ray.scores.resampling import usual_threads
 
+LONGEST = 1000
+"""Characters of a title, and of the name of a refused bundle and the reason."""
 AT_ONCE = 2
 """Most bundles that are read at a time: each may have 1 GiB."""
 Contest = tuple[str, str, str]
@@ -60,7 +64,18 @@ class Board:
 
     def remarks(self) -> list[str]:
         """What an organiser should look at."""
-        return [*_of_copies(self)]
+        names = {
+            f"shared name: {whose(entry)}, also of {', '.join(map(whose, others))}"
+            for entry in self.entries
+            if (others := self.namesakes(entry))
+        }
+        return [*sorted(names), *_of_copies(self)]
+
+    def namesakes(self, entry: Entry) -> list[Entry]:
+        """An entry of each other key by the same name, or of none."""
+        name, key = entry.bundle.identity
+        found = {e.bundle.signer: e for e in self.entries if e.bundle.identity[0] == name}
+        return [found[other] for other in sorted(found) if other != key]
 
     @property
     def bundles(self) -> list[Bundle]:
@@ -75,7 +90,7 @@ def _of_copies(board: Board) -> Iterator[str]:
         for other, correlation in others:
             if entry_id(other) < name:
                 continue
-            a, b = (f"{e.first.row} of {e.bundle.about.submitter}" for e in (entry, other))
+            a, b = (f"{e.first.row} of {whose(e)}" for e in (entry, other))
             yield f"alike: on {dataset} {a} has {alike_text(correlation)} {b}"
 
 
@@ -87,6 +102,7 @@ def board_of(
     resamples: int = RESAMPLES,
     fresh: bool = False,
     refused: Sequence[RefusedBundle] = (),
+    submitters: Mapping[str, str] | None = None,
     done: Callable[[int], None] = lambda count: None,
 ) -> Board:
     """Read and score bundles.
@@ -98,6 +114,7 @@ def board_of(
         resamples: Of the patients.
         fresh: Whether nothing is taken from the cache.
         refused: Bundles that were refused before.
+        submitters: Key by compared name of those whose names belong to them.
         done: Called with the number of bundles read so far.
 
     Raises:
@@ -107,9 +124,19 @@ def board_of(
 
     def read(folder: Path) -> list[Entry] | RefusedBundle:
         try:
-            return entries(read_bundle(folder), official, resamples, fresh=fresh)
+            bundle = read_bundle(folder)
+            name, key = bundle.identity
+            if (submitters or {}).get(name, key) != key:
+                raise Refused("its submitter's name belongs to another key: sign it by that key")
+            found = entries(bundle, official, resamples, fresh=fresh)
+            for entry in found:  # what pages need of its statements
+                command(entry), settings_of(entry.first)
+                [division(entry, dataset) for dataset in entry.results]
+            return found
         except Refused as error:
-            return RefusedBundle(text_of(folder.name), text_of(str(error)))
+            return _refused(folder, str(error))
+        except Exception as error:  # one bundle never stops the others; the text may be its own
+            return _refused(folder, f"it cannot be read or scored ({type(error).__name__})")
 
     with ThreadPoolExecutor(min(AT_ONCE, usual_threads())) as pool:
         for count, result in enumerate(pool.map(read, folders), start=1):
@@ -118,35 +145,28 @@ def board_of(
                 turned_away.append(result)
             else:
                 whole.append(result)
-    whole, impostors = _named_by_their_keys(whole)
     current, earlier = _current([entry for each in whole for entry in each])
     return Board(
-        title=title,
+        title=visible(title)[:LONGEST],
         official=official,
         resamples=resamples,
         entries=current,
         earlier=earlier,
         contests=contests(current, official),
         alike=_alike(current),
-        refused=[*turned_away, *impostors],
+        refused=turned_away,
     )
 
 
-def _named_by_their_keys(
-    bundles: Sequence[list[Entry]],
-) -> tuple[list[list[Entry]], list[RefusedBundle]]:
-    """Refuse unsigned bundles by the name of a submitter who signs."""
-    signed = {each[0].bundle.about.submitter for each in bundles if each[0].bundle.signer}
-    kept: list[list[Entry]] = []
-    refused: list[RefusedBundle] = []
-    for each in bundles:
-        bundle = each[0].bundle
-        if bundle.signer or bundle.about.submitter not in signed:
-            kept.append(each)
-            continue
-        why = "it is not signed, but its submitter's other bundles are: sign it with the same key"
-        refused.append(RefusedBundle(text_of(bundle.folder.name), why))
-    return kept, refused
+def _refused(folder: Path, reason: str) -> RefusedBundle:
+    name, why = (visible(text_of(text)) for text in (folder.name, reason))
+    return RefusedBundle(name[:LONGEST], why[:LONGEST])
+
+
+def whose(entry: Entry) -> str:
+    """The submitter, and the beginning of the key."""
+    name, key = entry.bundle.about.submitter, entry.bundle.signer
+    return f"{name} ({key[:16] or 'not signed'})"
 
 
 def entry_id(entry: Entry) -> str:

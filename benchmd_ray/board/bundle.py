@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from benchmd_ray.board.keys import Signature, is_signed
-from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.board.keys import KEY, Signature, is_signed
+from benchmd_ray.board.submitters import compared, is_shown_as_written
+from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.files.atomic import digest, json_bytes
 from benchmd_ray.files.integrity import MAX_JSON_BYTES, Damaged, parsed_json
 from benchmd_ray.files.parquet import read_table
@@ -35,7 +36,7 @@ MOST_FILES = 5_000
 MOST_BYTES = 2**30
 """Of all files of a bundle together."""
 SCORES = "scores"
-Hex = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Hex = Annotated[str, Field(pattern=KEY)]
 Short = Annotated[list[Name], Field(max_length=64)]
 
 
@@ -123,7 +124,7 @@ class Bundle:
 
     folder: Path
     id: str
-    """SHA-256 of its description, which names the hash of each file."""
+    """SHA-256 of its description, which names the hash of each file, and its signature."""
     about: Description
     signer: str
     """Public key of its signature; empty without one."""
@@ -135,8 +136,8 @@ class Bundle:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Who submitted it: name and key."""
-        return self.about.submitter, self.signer
+        """Who submitted it: the name as it is compared, and the key."""
+        return compared(self.about.submitter), self.signer
 
 
 def part_path(folder: Path, number: int) -> Path:
@@ -177,6 +178,7 @@ def read_bundle(folder: Path) -> Bundle:
         if not is_signed(content, stated):
             raise Refused("its signature is not one of its content by the key that it names")
         signer = stated.public_key
+        content += f"{signer}{stated.signature}".encode()
     for number, (_, part) in enumerate(about.parts):
         with part_path(folder, number).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:
@@ -237,6 +239,11 @@ def _described(content: Mapping[str, Any]) -> Description:
     if content.get("format") != FORMAT:
         raise Refused(f"{ABOUT} is of another format than {FORMAT}: pack it again")
     about: Description = _typed(Description, content, ABOUT)
+    if not is_shown_as_written(about.submitter):
+        raise Refused(
+            f"pages would not show its submitter {shown(about.submitter)} as written: name one "
+            "without folders, doubled or outer spaces, and with something visible"
+        )
     for run in about.runs:
         if min(run.seconds, run.pretraining_seconds) < 0:
             raise Refused("a run of it took less than no time")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.board.build import Board, Contest, alike_text, entry_id
+from benchmd_ray.board.build import Board, Contest, alike_text, entry_id, whose
 from benchmd_ray.board.ranking import Placed, cost_of
 from benchmd_ray.board.recompute import Entry
 from benchmd_ray.report.frames import with_mode
@@ -20,12 +20,6 @@ FORMAT = 1
 def name_of(entry: Entry) -> str:
     """``MAE, linear``."""
     return text_of(with_mode(entry.first.row, entry.first.setting))
-
-
-def whose(entry: Entry) -> str:
-    """The submitter, and the beginning of the key."""
-    name, key = entry.bundle.identity
-    return f"{text_of(name)} ({key[:8]})" if key else f"{text_of(name)} (not signed)"
 
 
 def scores_by_entry(board: Board) -> dict[str, dict[str, tuple[Contest, Placed]]]:
@@ -94,7 +88,7 @@ def _score(
     board: Board, entry: Entry, dataset: str, contest: Contest, place: Placed
 ) -> dict[str, Any]:
     result, classes = entry.results[dataset], board.official.datasets[dataset].about.task.classes
-    behind = place.behind
+    behind, behind_low, behind_high = place.behind
     value, low, high = result.auroc[0].tolist()
     return {
         "dataset": dataset,
@@ -108,8 +102,9 @@ def _score(
         "rank": place.rank,
         "rank_low": place.low,
         "rank_high": place.high,
-        "behind": math.nan if behind is None else behind.value,
-        "p": place.p,
+        "behind": behind,
+        "behind_low": behind_low,
+        "behind_high": behind_high,
         "on_front": place.on_front,
         "metrics": {name: float(values[0]) for name, values in result.metrics.items()},
         "classes": dict(zip(classes, result.auroc[1:].tolist(), strict=True)),
@@ -167,5 +162,7 @@ def warnings_of(board: Board, entry: Entry) -> Iterator[str]:
             if p.dataset == dataset and p.contamination
         }:
             yield f"Contamination, as stated: {dataset}: {'; '.join(sorted(seen))}."
+    for other in board.namesakes(entry):
+        yield f"Name: {whose(other)} has the same, by another key or none: who is who is unknown."
     if not entry.bundle.signer:
         yield "Not signed: anybody could have submitted it by this name."

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from markupsafe import Markup
 
 from benchmd_ray.board.again import command, settings_of
-from benchmd_ray.board.build import Board, Contest, entry_id
-from benchmd_ray.board.content import name_of, warnings_of, whose
+from benchmd_ray.board.build import Board, Contest, entry_id, whose
+from benchmd_ray.board.content import name_of, warnings_of
 from benchmd_ray.board.page_parts import (
     ABOUT,
     dataset_page,

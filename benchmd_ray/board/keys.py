@@ -11,8 +11,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import pyarrow as pa
+from pydantic import Field
 
 from benchmd_ray.errors import BenchmdError, composed
 from benchmd_ray.extensions.extras import importing
@@ -23,6 +25,7 @@ NAME = re.compile("[a-z0-9][a-z0-9-]{1,63}")
 LEAST_KEY_BYTES, MOST_KEY_BYTES = 16, 4096
 SIGNED = b"benchmd bundle 1\0"
 """What a signed text begins with, so that a signature is of nothing else."""
+KEY = "^[0-9a-f]{64}$"
 PURPOSE = "a signature of a bundle"
 
 
@@ -80,9 +83,8 @@ def board_key(text: str) -> BoardKey:
 class Signature:
     """Content of ``signature.json``."""
 
-    public_key: str
-    """Hexadecimal."""
-    signature: str
+    public_key: Annotated[str, Field(pattern=KEY)]
+    signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 
 
 def signed(content: bytes, key_file: Path) -> Signature:

@@ -16,7 +16,6 @@ from benchmd_ray.report.document import (
     document,
 )
 from benchmd_ray.report.table import Column
-from benchmd_ray.scores.comparison import LEVEL
 
 INDEX = "index.html"
 ABOUT = (
@@ -32,14 +31,18 @@ METHODS = (
     (
         "Group",
         "Group 1 has the entry with the highest AUROC and all that are not significantly below it "
-        f"(p ≥ {LEVEL} after Holm's correction over the entries of the table, by Student's t from "
-        "the bootstrap of the difference on the same patients, or too few patients for a test); "
+        "(the simultaneous 95 % interval of the difference on the same patients includes 0, by the "
+        "largest studentised difference of all pairs of the table, or there are too few patients); "
         "group 2 the highest of the others and all that are not significantly below that, and so "
         "on. Entries of a group are not told apart by these patients, whatever their order. The "
         "tests compare the submitted models, each the mean of its seeds; another training may give "
         "other models.",
     ),
-    ("Rank", "1 is the highest AUROC. The interval has 95 % of its ranks over resampled patients."),
+    (
+        "Rank",
+        "1 is the highest AUROC. Its interval is from 1 plus the number of entries that are "
+        "significantly better to all but the number that are significantly worse.",
+    ),
     (
         "Divisions",
         "Ranked apart: the fixed protocol of a benchmark; settings that a search found; custom "
@@ -103,4 +106,6 @@ def weights(entry: Entry) -> float:
 
 def flag(board: Board, entry: Entry) -> str:
     copied = any(board.alike.get((entry_id(entry), dataset)) for dataset in entry.results)
-    return "copy?" if copied else "" if entry.bundle.signer else "not signed"
+    if copied or board.namesakes(entry):
+        return "copy?" if copied else "shared name"
+    return "" if entry.bundle.signer else "not signed"

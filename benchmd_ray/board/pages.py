@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
-from benchmd_ray.board.build import Board, entry_id
-from benchmd_ray.board.content import name_of, scores_by_entry, whose
+from benchmd_ray.board.build import Board, entry_id, whose
+from benchmd_ray.board.content import name_of, scores_by_entry
 from benchmd_ray.board.entry_pages import page_of_entry
-from benchmd_ray.board.figure import cost_figure
 from benchmd_ray.board.page_parts import (
     ABOUT,
     INDEX,
@@ -28,14 +27,12 @@ from benchmd_ray.board.ranking import CONTAMINATED, Placed, cost_of
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.document import (
     Section,
-    figure_parts,
     html,
     listed_notes,
     prose,
     terms,
 )
 from benchmd_ray.report.table import Column, Table
-from benchmd_ray.scores.comparison import LEVEL
 
 
 def pages(board: Board) -> Iterator[tuple[str, str]]:
@@ -128,12 +125,6 @@ def _dataset(board: Board, name: str) -> str:
         )
         for number, ((_, labels, division), those) in enumerate(members.items())
     ]
-    figures = []
-    for labels in dict.fromkeys(contest[1] for contest in members):
-        groups = [(c[2], those) for c, those in members.items() if c[1] == labels]
-        if (drawn := cost_figure(name, labels, groups)) is not None:
-            figures.append(drawn)
-    drawings = figure_parts(figures)
     facts = {
         "title": about.title,
         "scored": f"{len(dataset.records):,} records, split {about.split}, of "
@@ -147,7 +138,6 @@ def _dataset(board: Board, name: str) -> str:
         "page": about.homepage,
         "catalog": about.catalog,
     }
-    sections += [("cost", heading, images) for heading, images in drawings.items()]
     sections += [
         ("about", "The dataset", terms([*stated(facts)]) + listed_notes(about.notes)),
         ("methods", "Methods", terms(METHODS) + home()),
@@ -171,8 +161,6 @@ def _ranked(board: Board, dataset: str, those: Sequence[Placed]) -> Table:
     entries = [place.entry for place in those]
     auroc = [entry.results[dataset].auroc[0] for entry in entries]
     behind = [place.behind for place in those]
-    significant = [place.p < LEVEL for place in those]
-    nan = float("nan")
     columns = (
         Column("group", [place.group for place in those], "integer", about="1: the best"),
         Column("entry", [*map(name_of, entries)], links=[*map(entry_page, entries)]),
@@ -188,13 +176,12 @@ def _ranked(board: Board, dataset: str, those: Sequence[Placed]) -> Table:
         ),
         Column(
             "behind the best",
-            [nan if d is None else d.value for d in behind],
+            [value for value, _, _ in behind],
             "change",
-            low=[nan if d is None else d.low for d in behind],
-            high=[nan if d is None else d.high for d in behind],
-            differs=significant,
+            low=[low for _, low, _ in behind],
+            high=[high for _, _, high in behind],
+            differs=[high < 0 for _, _, high in behind],
         ),
-        Column("p (Holm)", [place.p for place in those], "p"),
         Column("device hours", [*map(cost_of, entries)], "number", about="As stated"),
         Column("weights", [weights(entry) for entry in entries], "integer", about="As stated"),
         Column("best for the cost", ["yes" if p.on_front else "" for p in those], filtered=True),

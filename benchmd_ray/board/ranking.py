@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmd_ray.board.bundle import PackedRun
 from benchmd_ray.board.recompute import Entry, key_of
@@ -18,9 +17,7 @@ from benchmd_ray.modality.modalities import modality
 from benchmd_ray.report.contamination import is_marked
 from benchmd_ray.report.frames import mode_and_labels
 from benchmd_ray.report.protocols import TUNED
-from benchmd_ray.scores.comparison import LEVEL, holm
-from benchmd_ray.scores.seeds import Difference, difference_over_seeds
-from benchmd_ray.scores.stability import ranks
+from benchmd_ray.scores.stability import paired_ranks
 from benchmd_ray.scores.support import Basis
 from benchmd_ray.ssl import BASELINES, BROUGHT, SCRATCH, TECHNIQUES
 
@@ -32,7 +29,6 @@ FIXED, CUSTOM, PUBLISHED, CONTAMINATED = (
 )
 DIVISIONS = (FIXED, TUNED, CUSTOM, PUBLISHED, CONTAMINATED)
 """What is ranked apart, in the order of the pages."""
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -42,14 +38,12 @@ class Placed:
     entry: Entry
     rank: float
     low: float
-    """Lower end of the 95 % interval of its rank over resamples of the patients."""
+    """Lower end of the 95 % interval of its rank, see `scores.stability.paired_ranks`."""
     high: float
     group: int
     """1: the best, and those that no test tells from it; 2: the best of the others, …"""
-    behind: Difference | None
-    """AUROC minus the best one's; None for the best."""
-    p: float
-    """Of that difference, after Holm's correction over the entries."""
+    behind: tuple[float, float, float]
+    """AUROC minus the best one's, and its simultaneous 95 % interval; NaN for the best."""
     on_front: bool
     """Whether no entry of any division is as good for less, or better for as much."""
 
@@ -95,63 +89,24 @@ def placed(
     """
     order = sorted(entries, key=lambda entry: _sorting(entry, dataset))
     values = np.array([entry.results[dataset].value for entry in order])
-    draws = [entry.results[dataset].draws for entry in order]
-    place, low, high = _ranks(values, draws if not basis.no_interval else [np.empty(0)])
-    group, behind, p = _groups(values, draws, basis)
+    draws = np.stack([entry.results[dataset].draws for entry in order], axis=1)
+    untested = basis.no_interval or basis.no_test or basis.rough
+    told = paired_ranks(values, draws[:0] if untested else draws, basis.degrees)
+    behind = values - values[0]
+    ends = np.stack((behind, behind - told.margin[0], behind + told.margin[0]), axis=1)
+    ends[0] = np.nan
+    whole = zip(order, told.rank, told.low, told.high, told.group, ends.tolist(), strict=True)
     return [
-        Placed(entry, place[n], low[n], high[n], group[n], behind[n], p[n], on_front[id(entry)])
-        for n, entry in enumerate(order)
+        Placed(
+            entry, float(place), float(low), float(high), int(group), tuple(of), on_front[id(entry)]
+        )
+        for entry, place, low, high, group, of in whole
     ]
 
 
 def _sorting(entry: Entry, dataset: str) -> tuple[float, tuple[str, ...]]:
     value = entry.results[dataset].value
     return math.inf if math.isnan(value) else -value, (*entry.bundle.identity, *key_of(entry.first))
-
-
-def _ranks(values: Floats, draws: Sequence[Floats]) -> tuple[list[float], list[float], list[float]]:
-    place = ranks(values[None])[0].tolist()
-    drawn = ranks(np.stack(draws, axis=1)) if draws[0].size else np.empty((0, len(values)))
-    drawn = drawn[~np.isnan(drawn).any(axis=1)]
-    if not len(drawn):
-        nothing = [math.nan] * len(values)
-        return place, nothing, nothing
-    low, high = np.quantile(drawn, (0.025, 0.975), axis=0, method="inverted_cdf")
-    return place, low.tolist(), high.tolist()
-
-
-def _groups(
-    values: Floats, draws: Sequence[Floats], basis: Basis
-) -> tuple[list[int], list[Difference | None], list[float]]:
-    """Group of each entry (sorted, the best first), and its difference from the best.
-
-    The best of those that are left is compared with all others that are left; those that are not
-    significantly worse, after Holm's correction, are its group.
-    """
-    group = [0] * len(values)
-    behind: list[Difference | None] = [None] * len(values)
-    p_best = [math.nan] * len(values)
-    left, number = [*range(len(values))], 0
-    while left:
-        number += 1
-        lead, others = left[0], left[1:]
-        differences = [_difference(values, draws, other, lead, basis) for other in others]
-        p = holm([difference.p for difference in differences]).tolist()
-        if number == 1:
-            for other, difference, corrected in zip(others, differences, p, strict=True):
-                behind[other], p_best[other] = difference, corrected
-        alike = [lead, *(o for o, q in zip(others, p, strict=True) if not q < LEVEL)]
-        for place in alike:
-            group[place] = number
-        left = [other for other in others if not group[other]]
-    return group, behind, p_best
-
-
-def _difference(
-    values: Floats, draws: Sequence[Floats], a: int, b: int, basis: Basis
-) -> Difference:
-    """AUROC of a minus that of b on the same resamples of patients."""
-    return difference_over_seeds([values[a] - values[b]], [draws[a] - draws[b]], basis)
 
 
 def front(costs: Sequence[float], values: Sequence[float]) -> list[bool]:

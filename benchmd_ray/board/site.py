@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from benchmd_ray.board.build import Board, RefusedBundle, board_of, require_some
+from benchmd_ray.board.build import LONGEST, Board, RefusedBundle, board_of, require_some
 from benchmd_ray.board.bundle import Bundle, Refused, read_bundle
 from benchmd_ray.board.content import content, frame
 from benchmd_ray.board.official import read_official
@@ -25,7 +25,7 @@ from benchmd_ray.files.atomic import remove, replacing, write_json
 from benchmd_ray.files.integrity import Damaged, read_json
 from benchmd_ray.report.formats import csv_text
 from benchmd_ray.report.table import text_of
-from benchmd_ray.schema.typed import Count, form_fault
+from benchmd_ray.schema.typed import Count, checked, form_fault
 
 DATA, TABLE, BUILD = "board.json", "board.csv", "build.json"
 BUNDLES, LABELS = "bundles", "official.parquet"
@@ -36,15 +36,18 @@ MOST_TOLD = 20
 """Differing numbers of `verify`."""
 
 
+Text = Annotated[str, Field(max_length=LONGEST), checked(str.isprintable, "printable text")]
+
+
 class RefusedForm(TypedDict):
-    name: str
-    reason: str
+    name: Text
+    reason: Text
 
 
 class SiteForm(TypedDict):
     """Content of ``build.json``: what a site is made of next to its bundles."""
 
-    title: str
+    title: Text
     resamples: Annotated[Count, Field(ge=1, le=100_000)]
     versions: dict[str, Any]
     refused: list[RefusedForm]
@@ -117,7 +120,7 @@ def _keep(bundle: Bundle, folder: Path) -> None:
         except Refused:
             pass
         remove(folder)
-    shutil.copytree(bundle.folder, folder)
+    shutil.copytree(bundle.folder, folder, symlinks=True)
 
 
 def verify(

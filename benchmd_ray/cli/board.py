@@ -109,6 +109,11 @@ def board_digest(catalogs: tuple[Path, ...], *, board: str, out: Path) -> None:
 @click.option(
     "--publish-labels", is_flag=True, help="Add the digests, so that anybody can verify the site."
 )
+@click.option(
+    "--submitters",
+    type=FILE,
+    help="File with a public key and a name on each line: others cannot submit by these names.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 1 if a bundle is refused.")
 def board_build(
     bundles: tuple[Path, ...],
@@ -118,6 +123,7 @@ def board_build(
     title: str,
     resamples: int,
     publish_labels: bool,
+    submitters: Path | None,
     strict: bool,
 ) -> None:
     """Score BUNDLES, compare them, and write a site of static pages.
@@ -131,9 +137,11 @@ def board_build(
     from benchmd_ray.board.build import board_of
     from benchmd_ray.board.official import read_official
     from benchmd_ray.board.site import require_site, write_site
+    from benchmd_ray.board.submitters import read_submitters
     from benchmd_ray.console.progress import progress
 
     require_site(out)
+    keys = {} if submitters is None else read_submitters(submitters)
     display = progress("board", len(bundles), "bundles")
     try:
         made = board_of(
@@ -141,6 +149,7 @@ def board_build(
             read_official(digests),
             title=title,
             resamples=resamples,
+            submitters=keys,
             done=display.update,
         )
     finally:

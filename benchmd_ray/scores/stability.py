@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import friedmanchisquare, rankdata
+from scipy.stats import friedmanchisquare, norm, rankdata, t
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.comparison import LEVEL, holm, signed_rank
@@ -148,6 +148,72 @@ def drawn_ranks(values: npt.ArrayLike, resampled: npt.ArrayLike) -> DrawnRanks:
     placed = ranks(drawn)
     low, high = np.quantile(placed, (0.025, 0.975), axis=0, method="inverted_cdf")
     return DrawnRanks(full, low, high, np.stack(shares, axis=1), _tau(placed, full))
+
+
+@dataclass(frozen=True)
+class PairedRanks:
+    """Techniques told apart by the differences of all pairs on the same resamples."""
+
+    rank: Floats
+    """(techniques,) on all patients: 1 is best, ties averaged."""
+    low: Floats
+    """(techniques,) 1 plus the number significantly better; NaN where nothing is tested."""
+    high: Floats
+    """(techniques,) all minus the number that are significantly worse."""
+    group: npt.NDArray[np.intp]
+    """(techniques,) 1: the best and those not significantly below it; 2: the best of the others and
+    those not significantly below that; …"""
+    margin: Floats
+    """(techniques, techniques) half the width of the simultaneous 95 % interval of a difference; 0
+    where the two never differ, NaN where nothing is tested."""
+
+
+def paired_ranks(
+    values: npt.ArrayLike, resampled: npt.ArrayLike, degrees: float = math.inf
+) -> PairedRanks:
+    """Compare all pairs at once by the maximum of their studentised differences (max-T).
+
+    The critical value is the 95 % quantile over the resamples of the largest |difference - its
+    mean| / standard deviation of any pair (Romano & Wolf 2005), times that of Student's t over that
+    of the normal distribution. Pairs that never differ are not counted, so copies cost nothing.
+
+    Args:
+        values: (techniques,), higher is better.
+        resampled: (resamples, techniques); empty where nothing is tested.
+        degrees: Of freedom, of the patients.
+    """
+    point, drawn = np.asarray(values, np.float64), np.asarray(resampled, np.float64)
+    drawn = drawn[~np.isnan(drawn).any(axis=1)]
+    margin = np.full((len(point),) * 2, np.nan)
+    if len(drawn) > 1 and not math.isnan(degrees):
+        centred, largest = drawn - drawn.mean(axis=0), np.zeros(len(drawn))
+        for a in range(len(point)):
+            differences = centred - centred[:, [a]]
+            margin[a] = differences.std(axis=0, ddof=1)
+            margin[a, margin[a] < 1e-12] = 0
+            some = margin[a] > 0
+            studentised = np.abs(differences[:, some]) / margin[a, some]
+            largest = np.maximum(largest, studentised.max(axis=1, initial=0))
+        half = 1 - LEVEL / 2
+        margin *= np.quantile(largest, 1 - LEVEL) * t.ppf(half, degrees) / norm.ppf(half)
+    above = (point[:, None] - point > margin) & (margin > 0)
+    tested = np.where(np.isnan(margin).all(axis=1), np.nan, 0.0)
+    return PairedRanks(
+        rank=ranks(point[None])[0],
+        low=tested + 1 + above.sum(axis=0),
+        high=tested + len(point) - above.sum(axis=1),
+        group=_paired_groups(point, above),
+        margin=margin,
+    )
+
+
+def _paired_groups(point: Floats, above: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    group, number = np.zeros(len(point), np.intp), 0
+    order = np.argsort(-point, kind="stable")
+    while len(left := order[group[order] == 0]):
+        number += 1
+        group[left[~above[left[0], left]]] = number
+    return group
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """Hostile bundles: each is refused with its reason, executes nothing, and the others stay."""
 
+import json
 import os
 import re
+import shutil
 import zipfile
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +17,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from made_bundles import forge, forge_part, make_bundle, rehash, write_official
 from stores import people
 
-from benchmd_ray.board.build import board_of
+from benchmd_ray.board import build as build_module
+from benchmd_ray.board.build import RefusedBundle, board_of
 from benchmd_ray.board.bundle import part_path
 from benchmd_ray.board.keys import SIGNED, Signature, board_key, is_signed
 from benchmd_ray.board.official import read_official
+from benchmd_ray.board.site import verify, write_site
 from benchmd_ray.cli import main
+from benchmd_ray.errors import BenchmdError
 
 EVIL = '"><script>alert(1)</script>'
 PATH = "../../../../tmp/outside"
@@ -226,6 +232,47 @@ def test_forged_bundles_are_refused_with_the_reason(name, tmp_path, official, go
     assert refused == "bad"
     assert re.search(reason, why), why
     assert "Ada" not in why
+
+
+ODD = {
+    "settings that are a text": lambda c: c["runs"][0]["settings"].update(encoder="paper"),
+    "costs": lambda c: c["runs"][0].update(seconds=1e-300, workers=1),
+    "more costs": lambda c: c["runs"][0].update(seconds=9e18, workers=2**53 - 1),
+    "no names": lambda c: c["runs"][0].update(row="", run="", source=""),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_whatever_a_bundle_states_the_others_are_written(name, tmp_path, official, good):
+    odd = forge(make_bundle(tmp_path / "odd", "Odd", noise=1), ODD[name])
+    board = build([odd, good], official)
+    write_site(board, tmp_path / "site")
+    assert "Good" in (tmp_path / "site" / "index.html").read_text("utf-8")
+    assert [*verify(tmp_path / "site", official)] == []
+
+
+def test_an_error_of_one_bundle_is_a_refusal_without_its_text(
+    tmp_path, official, good, monkeypatch
+):
+    bad = os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")
+    shutil.copytree(good, bad)
+    real = build_module.read_bundle
+
+    def read(folder):
+        if folder.name != "good":
+            raise RuntimeError("Ada Lovelace")
+        return real(folder)
+
+    monkeypatch.setattr(build_module, "read_bundle", read)
+    board = build([Path(bad), good], official)
+    assert board.refused == [
+        RefusedBundle(r"bad\udcff", "it cannot be read or scored (RuntimeError)")
+    ]
+    write_site(board, tmp_path / "site")
+    stated = json.loads((tmp_path / "site" / "build.json").read_text("utf-8"))
+    (tmp_path / "site" / "build.json").write_text(json.dumps(stated | {"title": "\ud800"}))
+    with pytest.raises(BenchmdError, match=r"title is .*, expected"):
+        [*verify(tmp_path / "site", official)]
 
 
 def test_an_archive_is_no_bundle(tmp_path, official, good):

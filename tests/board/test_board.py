@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from itertools import combinations
 
 import numpy as np
@@ -18,12 +19,14 @@ from stores import ECG_DATA, make_transfer, people, predict_all
 
 from benchmd_ray.board import recompute
 from benchmd_ray.board.again import command as again
-from benchmd_ray.board.build import board_of, entry_id
-from benchmd_ray.board.bundle import read_bundle
+from benchmd_ray.board.build import board_of, entry_id, whose
+from benchmd_ray.board.bundle import ABOUT, Refused, read_bundle
 from benchmd_ray.board.copies import copies, sketch
-from benchmd_ray.board.keys import board_key
+from benchmd_ray.board.keys import board_key, signed
 from benchmd_ray.board.official import read_official
+from benchmd_ray.board.pack import write_signature
 from benchmd_ray.board.ranking import cost_of, front
+from benchmd_ray.board.submitters import compared, is_shown_as_written, read_submitters
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.integrity import write_hash
@@ -243,20 +246,76 @@ def pem(path):
     return path
 
 
-def test_a_signed_submitter_cannot_be_replaced_without_the_key(tmp_path, official):
-    make_bundle(tmp_path / "a", "Lab", skill=0.5)
-    arguments = ("--board", "test-board", "--submitter", "Lab", "--yes")
-    key = pem(tmp_path / "key.pem")
-    run("pack", tmp_path / "a-store", "--out", tmp_path / "signed", *arguments, "--key", key)
-    impostor = make_bundle(tmp_path / "impostor", "Lab", noise=2)
-    board = build([impostor, tmp_path / "signed"], official)
-    assert [e.bundle.folder.name for e in board.entries] == ["signed"]
-    assert [(r.name, r.reason[:16]) for r in board.refused] == [("impostor", "it is not signed")]
-    other = pem(tmp_path / "other.pem")
-    run("pack", tmp_path / "impostor-store", "--out", tmp_path / "by", *arguments, "--key", other)
-    board = build([tmp_path / "by", tmp_path / "signed"], official)
-    assert len(board.entries) == 2
-    assert board.earlier == {}
+def sign(bundle, key):
+    write_signature(bundle, signed((bundle / ABOUT).read_bytes(), key))
+    return read_bundle(bundle).signer
+
+
+def test_a_name_belongs_to_a_key_only_by_the_organisers_file(tmp_path, official):
+    victim = make_bundle(tmp_path / "victim", "Lab", skill=0.5)
+    thief = shutil.copytree(victim, tmp_path / "thief")  # what is published, signed by a stranger
+    stranger = sign(thief, pem(tmp_path / "stranger.pem"))
+    board = build([victim, thief], official)
+    assert {whose(e) for e in board.entries} == {"Lab (not signed)", f"Lab ({stranger[:16]})"}
+    assert not board.refused
+    assert len({bundle.id for bundle in board.bundles}) == 2
+    (warning,) = [line for line in board.remarks() if line.startswith("shared name: Lab (not")]
+    assert stranger[:16] in warning
+    key = sign(victim, pem(tmp_path / "victim.pem"))
+    (tmp_path / "submitters").write_text(f"{key} LAB\n")
+    text = run(
+        *command(official, tmp_path / "site"),
+        victim,
+        thief,
+        "--submitters",
+        tmp_path / "submitters",
+    )
+    assert "refused: thief: its submitter's name belongs to another key" in text
+    assert len([*(tmp_path / "site" / "bundles").iterdir()]) == 1
+    (tmp_path / "submitters").write_text(f"{key} Lab\n{stranger} lab\n")
+    with pytest.raises(BenchmdError, match="line 2: the name 'lab' is there twice"):
+        read_submitters(tmp_path / "submitters")
+    (tmp_path / "submitters").write_text(f"{key.upper()} Lab\n")
+    with pytest.raises(BenchmdError, match=r"line 1: .* is not a public key"):
+        read_submitters(tmp_path / "submitters")
+
+
+def test_a_site_is_verified_when_a_bundle_was_signed_later(tmp_path, official):
+    bundle = make_bundle(tmp_path / "bundle", "Lab")
+    run(*command(official, tmp_path / "site"), bundle)
+    unsigned = read_bundle(bundle).id
+    sign(bundle, pem(tmp_path / "key.pem"))
+    assert read_bundle(bundle).id != unsigned
+    run(*command(official, tmp_path / "site"), bundle)
+    run("board", "verify", tmp_path / "site", "--catalog-digests", official)
+    (tmp_path / "other").mkdir()
+    run(*command(official, tmp_path / "two"), bundle, make_bundle(tmp_path / "other" / "b", "Lab"))
+    run("board", "verify", tmp_path / "two", "--catalog-digests", official)
+
+
+def test_names_that_look_alike_are_one(tmp_path, official):
+    alike = ("A lab", "a LAB", "A\u034f lab", "A \u3164lab", "\uff21 lab")
+    assert {compared(name) for name in alike} == {"a lab"}
+    assert compared("A lab 2") != compared("A lab")
+    assert all(map(is_shown_as_written, alike))
+    for n, name in enumerate(("A lab ", "A  lab", "/x/A lab", "\u3164")):
+        assert not is_shown_as_written(name)
+        bad = forge(
+            make_bundle(tmp_path / str(n)), lambda content, n=name: content.update(submitter=n)
+        )
+        with pytest.raises(Refused, match="pages would not show its submitter"):
+            read_bundle(bad)
+
+
+@pytest.mark.parametrize("change", [str.upper, " {}".format, "{}\n".format])
+def test_a_key_has_one_form(tmp_path, change):
+    bundle = make_bundle(tmp_path / "bundle")
+    sign(bundle, pem(tmp_path / "key.pem"))
+    path = bundle / "signature.json"
+    stated = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(stated | {"public_key": change(stated["public_key"])}), "utf-8")
+    with pytest.raises(Refused, match="public_key"):
+        read_bundle(bundle)
 
 
 def test_what_is_tuned_contaminated_or_not_the_protocol_is_ranked_apart(tmp_path, official):
@@ -308,8 +367,6 @@ def test_costs_are_beside_quality_and_the_best_for_them_is_marked(tmp_path, offi
     assert best == {"cheap": True, "dear": True, "dominated": False}
     hours = {e.bundle.about.submitter: cost_of(e) for e in board.entries}
     assert hours == pytest.approx({"cheap": 120 / 3600, "dear": 4.0, "dominated": 5.0})
-    run(*command(official, tmp_path / "site"), *folders)
-    assert "2 entries best for the cost" in (tmp_path / "site/dataset-1-georgia.html").read_text()
 
 
 def test_an_unchanged_bundle_is_not_scored_again(tmp_path, official, monkeypatch):

@@ -13,6 +13,7 @@ from benchmd_ray.scores.stability import (
     _cliques,
     critical_difference,
     drawn_ranks,
+    paired_ranks,
     ranking_stability,
     ranks,
 )
@@ -374,3 +375,36 @@ def test_ranks_without_a_resample_are_not_guessed():
         BenchmdError, match=r"expected \(techniques,\) and \(resamples, techniques\)"
     ):
         drawn_ranks([0.9, 0.8], np.ones((5, 3)))
+
+
+@pytest.mark.parametrize("count", [5, 20])
+def test_equal_techniques_are_rarely_told_apart(count):
+    rng = np.random.default_rng(count)
+    studies, several = 200, 0
+    for _ in range(studies):
+        values = 0.8 + 0.01 * rng.standard_normal(count)
+        drawn = values + 0.01 * rng.standard_normal((300, count))
+        several += paired_ranks(values, drawn).group.max() > 1
+    assert several / studies <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
+
+
+def test_pairs_that_differ_are_told_apart_and_copies_change_nothing():
+    rng = np.random.default_rng(0)
+    values = np.array([0.7, 0.9, 0.5, 0.89])
+    drawn = values + 0.01 * rng.standard_normal((500, 4))
+    told = paired_ranks(values, drawn)
+    assert told.group.tolist() == [2, 1, 3, 1]
+    assert told.low.tolist() == [3, 1, 4, 1]
+    assert told.high.tolist() == [3, 2, 4, 2]
+    # the critical value by hand
+    pairs = [drawn[:, a] - drawn[:, b] for a, b in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))]
+    largest = np.max([np.abs(d - d.mean()) / d.std(ddof=1) for d in pairs], axis=0)
+    expected = np.quantile(largest, 0.95) * pairs[0].std(ddof=1)
+    assert told.margin[0, 1] == pytest.approx(expected)
+    copied = paired_ranks([*values, *[0.7] * 30], np.hstack([drawn, *[drawn[:, :1]] * 30]))
+    np.testing.assert_allclose(copied.margin[:4, :4], told.margin)
+    assert copied.group.tolist() == [2, 1, 3, 1, *[2] * 30]
+    assert (paired_ranks(values, drawn, degrees=5).margin > told.margin)[0, 1]
+    untested = paired_ranks(values, drawn[:0])
+    assert untested.group.tolist() == [1] * 4
+    assert np.isnan(untested.low).all()
