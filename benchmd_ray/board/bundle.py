@@ -27,7 +27,7 @@ from benchmd_ray.files.atomic import digest, json_bytes
 from benchmd_ray.files.integrity import MAX_JSON_BYTES, Damaged, parsed_json
 from benchmd_ray.files.parquet import read_table
 from benchmd_ray.runs.predictions import CLASSIFIED
-from benchmd_ray.schema.typed import Count, Finite, Name, typed
+from benchmd_ray.schema.typed import Count, Name, typed
 from benchmd_ray.settings.definition import Settings, updated
 
 FORMAT = 1
@@ -80,19 +80,13 @@ class PackedRun:
     versions: dict[Name, Name | None]
     device: Name
     hardware: Short
-    workers: Count
-    seconds: Finite
-    pretraining_seconds: Finite
+    device_hours: Annotated[float, Field(ge=0, lt=2.0**63)] | None
+    """Of the run and its pretraining, each over its workers; None if the pretraining is missing."""
     parameters: Count | None
     """Weights of the model; None where they were pruned."""
     weights: Name
     """Title and licence of published weights that it starts from; empty without."""
     predictions: Annotated[list[Part], Field(max_length=1000)]
-
-    @property
-    def device_hours(self) -> float:
-        """Of the run and its pretraining, over all workers."""
-        return (self.seconds + self.pretraining_seconds) * self.workers / 3600
 
 
 @dataclass(frozen=True)
@@ -245,8 +239,6 @@ def _described(content: Mapping[str, Any]) -> Description:
             "without folders, doubled or outer spaces, and with something visible"
         )
     for run in about.runs:
-        if min(run.seconds, run.pretraining_seconds) < 0:
-            raise Refused("a run of it took less than no time")
         try:
             updated(Settings(), run.settings)
         except BenchmdError as error:

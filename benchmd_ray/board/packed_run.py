@@ -47,13 +47,19 @@ def packed_run(
         versions=versions,
         device=str(about.get("device", "")),
         hardware=[*dict.fromkeys(str(hw) for stage in stages for hw in trained_by(stage.folder))],
-        workers=run.settings.execution.workers,
-        seconds=float(run.done["seconds"]),
-        pretraining_seconds=0.0 if upstream is None else float(upstream.done.get("seconds", 0.0)),
+        device_hours=_device_hours(run, upstream),
         parameters=_parameters(run),
         weights="" if weights is None else f"{weights['title']} ({weights['licence']})",
         predictions=list(parts),
     )
+
+
+def _device_hours(run: Run, upstream: Run | None) -> float | None:
+    """Of a run and its pretraining, each over its own workers; None if one is missing."""
+    if run.description.get("upstream") and not (upstream and upstream.finished):
+        return None
+    stages = [run, *filter(None, [upstream])]
+    return float(sum(x.done["seconds"] * x.settings.execution.workers for x in stages)) / 3600
 
 
 def _settings(run: Run, upstream: Run | None) -> dict[str, Any]:

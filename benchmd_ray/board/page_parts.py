@@ -19,7 +19,7 @@ from benchmd_ray.report.table import Column
 
 INDEX = "index.html"
 ABOUT = (
-    "No number on this board was submitted: submitters send predictions, and every score was "
+    "No score on this board was submitted: submitters send predictions, and every score was "
     "computed from these and the official labels. The command benchmd board verify repeats it."
 )
 METHODS = (

@@ -128,5 +128,5 @@ def front(costs: Sequence[float], values: Sequence[float]) -> list[bool]:
 
 def cost_of(entry: Entry) -> float:
     """Device hours of a model, mean over its runs; NaN where it states none."""
-    hours = [run.device_hours for run in entry.runs]
-    return float(np.mean(hours)) if min(hours) > 0 else math.nan
+    hours = [run.device_hours or math.nan for run in entry.runs]
+    return float(np.mean(hours))

@@ -358,7 +358,7 @@ def test_costs_are_beside_quality_and_the_best_for_them_is_marked(tmp_path, offi
         bundle = make_bundle(tmp_path / name, name, skill=skill, noise=n)
 
         def cost(content, seconds=seconds):
-            content["runs"][0] |= {"seconds": seconds, "workers": 2}
+            content["runs"][0]["device_hours"] = seconds / 1800
 
         folders.append(forge(bundle, cost))
     board = build(folders, official)
