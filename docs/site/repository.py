@@ -22,7 +22,7 @@ ELSEWHERE = {
     "cluster.yaml": "cluster.yaml",
     "search_spaces/README.md": "search_spaces.md",
     "speed/README.md": "speed.md",
-    **{f"deploy/{path.name}": f"deploy/{path.name}" for path in (ROOT / "deploy").iterdir()},
+    **{f"deploy/{path.name}": f"deploy/{path.name}" for path in (ROOT / "deploy").glob("*")},
 }
 """Files outside of ``docs`` by their path in the repository, with their place on the site."""
 NOTEBOOK = ".ipynb"

@@ -259,7 +259,8 @@ def test_clean_scores_are_those_of_the_classification_and_the_control_changes_no
 
 def read_here(shards, size, columns):
     """`streaming._stream` in this process."""
-    tables = streaming.row_groups(shards, {"id": np.arange(len(shards))}, columns)
+    every = {"id": np.arange(len(shards))}
+    tables = streaming.row_groups(streaming.Shards.of(shards), every, columns)
     whole = pa.concat_tables(tables)
     for start in range(0, len(whole), size):
         yield whole.slice(start, size)

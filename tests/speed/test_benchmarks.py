@@ -323,8 +323,9 @@ def test_a_measurement_that_ends_its_process_or_takes_too_long_ends_no_other(tmp
     assert gpu.measured(bench, "scoring ecg", None, 0.01) is None
 
 
-def test_the_limit_of_a_step_is_that_of_the_bytes_it_moves(tmp_path):
+def test_the_limit_of_a_step_is_that_of_the_bytes_it_moves(tmp_path, monkeypatch):
     bench, name = gpu.Bench("cuda", "paper", 64, 12, tmp_path), "pretrain ecg e-mix compiled"
+    monkeypatch.setitem(gpu.MOVED, name, 23.0)
     limit = gpu.limited(name, {"ms_per_step": 10.0}, bench, {"copy": {"tb_per_second": 4.6}})
     assert limit == {"ms_per_step": 10.0, "limit_ms": 5.0, "share_of_limit": 0.5}
     others = gpu.Bench("cuda", "paper", 32, 12, tmp_path)
