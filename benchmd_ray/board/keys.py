@@ -1,7 +1,8 @@
 """The key of a board, by which records are hashed, and signatures of bundles.
 
-Hashes are keyed by board and dataset: two bundles for one board can be compared on one dataset, and
-nothing else can. Signatures are Ed25519 (RFC 8032), by the extra ``board``.
+Hashes are keyed by board and dataset, so that bundles for one board can be compared on one dataset.
+Whoever has the key can hash names of records and look for them. Signatures are Ed25519 (RFC 8032),
+by the extra ``board``.
 """
 
 from __future__ import annotations

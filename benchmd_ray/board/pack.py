@@ -49,7 +49,7 @@ from benchmd_ray.runs.store import Run, read_stores
 LEAVES = (
     "of each record its keyed hash and the model's scores",
     "of each run technique, settings, seed, versions, hardware (models of processors or GPUs), "
-    "seconds, number of weights, contamination",
+    "device hours, number of weights, contamination",
 )
 STAYS = "labels, patients, ages, sexes, sites, names of files, signals, weights"
 

@@ -58,8 +58,8 @@ LIMITS = (
     "Cannot be detected: predictions that were tuned on, or made of, the labels of the scored "
     "split; settings, costs, hardware, contamination and origins of weights that are invented.",
     "Is detected: scores that were made up (none are read), records that are missing, doubled or "
-    "others than the official ones, predictions that are another submitter's or nearly, altered "
-    "files and signatures.",
+    "others than the official ones, plain copies of another submitter's predictions, altered files "
+    "and signatures.",
 )
 
 

@@ -153,7 +153,8 @@ def _leaders(dataset: str, those: Sequence[Placed]) -> Markup:
     text = f"{name_of(best)} of {whose(best)} has the highest AUROC, {value:.3f}"
     others = len(first) - 1
     if others:
-        text += f"; {count_of(others, 'entry')} cannot be told from it"
+        verb = "is" if others == 1 else "are"
+        text += f"; {count_of(others, 'entry')} {verb} not significantly lower"
     return Markup("<p>{}</p>\n").format(prose(f"{text}."))
 
 

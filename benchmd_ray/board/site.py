@@ -140,7 +140,7 @@ def verify(
             f"{site} does not publish its official labels: name their file by --catalog-digests."
         )
     official = read_official(path)
-    folders = sorted(folder for folder in (site / BUNDLES).iterdir() if folder.is_dir())
+    folders = bundles_of(site)
     for folder in folders:
         yield from _misnamed(folder)
     before = [RefusedBundle(each["name"], each["reason"]) for each in stated["refused"]]
@@ -162,6 +162,11 @@ def verify(
             yield "it was built with other versions of packages: digits and figures may differ"
         yield from _differences(site / DATA, again / DATA)
         yield from _files(site, again)
+
+
+def bundles_of(site: Path) -> list[Path]:
+    """Folders of a site's bundles."""
+    return sorted(folder for folder in (site / BUNDLES).glob("*") if folder.is_dir())
 
 
 def _stated(site: Path) -> Mapping[str, Any]:

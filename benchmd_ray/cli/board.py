@@ -174,9 +174,14 @@ def board_verify(site: Path, *, digests: Path | None) -> None:
     benchmd board verify site
     benchmd board verify site --catalog-digests official.parquet
     """
-    from benchmd_ray.board.site import verify
+    from benchmd_ray.board.site import bundles_of, verify
+    from benchmd_ray.console.progress import progress
 
-    differences = list(verify(site, digests))
+    display = progress("verify", len(bundles_of(site)), "bundles")
+    try:
+        differences = list(verify(site, digests, display.update))
+    finally:
+        display.close()
     for line in differences:
         echo(line)
     if differences:

@@ -235,9 +235,10 @@ def _advice(problem: Problem, address: str) -> str:
         return f"The server refuses these credentials: check {CREDENTIALS[service]} {NOT_EXPIRED}"
     if problem.is_of_a_key:
         return "Remove or rename that object: it has an empty part, '..' or a control character."
+    region = ", AWS_REGION" if service == "s3" else ""
     return (
-        f"Check the address, the network, the environment ({ENDPOINTS[service][0]}, "
-        "AWS_REGION, …) and the permissions."
+        f"Check the address, the network, the environment ({ENDPOINTS[service][0]}{region}, …) and "
+        "the permissions."
     )
 
 
