@@ -201,7 +201,7 @@ def contests(current: Sequence[Entry], official: Official) -> dict[Contest, list
                 groups.setdefault((labels_of(entry), division(entry, name)), []).append(entry)
         on_front = _fronts(groups, name)
         for labels, of in sorted(
-            groups, key=lambda g: (rank_of(LABELS, g[0]), DIVISIONS.index(g[1]))
+            groups, key=lambda g: (rank_of(LABELS, g[0]), rank_of(DIVISIONS, g[1]))
         ):
             members = groups[labels, of]
             result[name, labels, of] = placed(members, name, dataset.basis, on_front)

@@ -21,14 +21,13 @@ from benchmd_ray.scores.stability import paired_ranks
 from benchmd_ray.scores.support import Basis
 from benchmd_ray.ssl import BASELINES, BROUGHT, SCRATCH, TECHNIQUES
 
-FIXED, CUSTOM, PUBLISHED, CONTAMINATED = (
-    "fixed protocol",
+CUSTOM, PUBLISHED, CONTAMINATED = (
     "custom settings",
     "published weights",
     "contaminated",
 )
-DIVISIONS = (FIXED, TUNED, CUSTOM, PUBLISHED, CONTAMINATED)
-"""What is ranked apart, in the order of the pages."""
+DIVISIONS = ("fixed protocol", TUNED, CUSTOM, PUBLISHED, CONTAMINATED)
+"""What is ranked apart, in the order of the pages; protocols of other starts come last."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def division(entry: Entry, dataset: str) -> str:
         return PUBLISHED
     if run.protocol == TUNED or run.settings.get("tuned"):
         return TUNED
-    return FIXED if all(map(_follows, entry.runs)) else CUSTOM
+    return f"{run.protocol} protocol" if all(map(_follows, entry.runs)) else CUSTOM
 
 
 def _follows(run: PackedRun) -> bool:

@@ -29,11 +29,14 @@ from benchmd_ray.board.ranking import cost_of, front
 from benchmd_ray.board.submitters import compared, is_shown_as_written, read_submitters
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.registry import starts
 from benchmd_ray.files.integrity import write_hash
+from benchmd_ray.modality.modalities import modality
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import read_stores
 from benchmd_ray.scores.comparison import delong
+from benchmd_ray.settings.definition import as_dict
 
 RESAMPLES = 200
 
@@ -329,8 +332,17 @@ def test_what_is_tuned_contaminated_or_not_the_protocol_is_ranked_apart(tmp_path
     def with_rate(content):
         content["runs"][0]["settings"]["transfer"]["optimiser"]["lr"] = 0.5
 
+    def small(content):
+        for run in content["runs"]:
+            start = starts()["small"].settings(modality(run["modality"]), run["technique"], "")
+            stated, transfer = as_dict(start), run["settings"]["transfer"]
+            stated["transfer"] |= {name: transfer[name] for name in ("mode", "labels")}
+            run["settings"] = {name: stated[name] for name in run["settings"]}
+            run["protocol"] = "small"
+
     forgeries = {
         "fixed": lambda content: None,
+        "small": small,
         "tuned": change(protocol="tuned"),
         "custom": with_rate,  # though it says that it is fixed
         "published": change(technique="encoder:rad-dino"),
@@ -344,6 +356,7 @@ def test_what_is_tuned_contaminated_or_not_the_protocol_is_ranked_apart(tmp_path
     found = {c[2]: [p.entry.bundle.about.submitter for p in m] for c, m in board.contests.items()}
     assert found == {
         "fixed protocol": ["fixed"],
+        "small protocol": ["small"],
         "tuned": ["tuned"],
         "custom settings": ["custom"],
         "published weights": ["published"],
