@@ -108,6 +108,7 @@ class Publication:
         write_hashed_json(folder / PENDING, done, of=folder)
         try:
             self._lease.renew()
+            self._forget_what_others_put()
             self.push(checkpoint=keep_checkpoint)
             self._lease.renew()
             etag = self._put_done(folder / PENDING)
@@ -121,6 +122,16 @@ class Publication:
                 self._delete_checkpoints(but=None)
         (folder / PENDING).replace(folder / DONE)
         self._mirror.note({DONE: [etag, *state((folder / DONE).stat())]})
+
+    def _forget_what_others_put(self) -> None:
+        """Have files published again whose objects are not those that this session put.
+
+        An earlier session may have begun a put while it held the lease that ended only later.
+        """
+        there, index = self._mirror.objects(), self._mirror.index()
+        known = {name: there[name].etag if name in there else None for name in index}
+        other = [name for name, etag in known.items() if name != STEP and etag != index[name][0]]
+        self._mirror.note(dict.fromkeys(other))
 
     def _put_done(self, path: Path) -> str:
         mirror, data = self._mirror, path.read_bytes()

@@ -5,8 +5,9 @@ folder, and accesses the bucket only through a `runs.backing.Backing`. Invariant
 whenever a process is killed:
 
 1. Only one session works on a run. It holds the run's lease (`storage.lease`), taken and renewed
-   only by conditional puts, and the mirror's local lock. Objects are put and deleted only while the
-   lease is certainly held; a session that lost it publishes nothing more.
+   only by conditional puts, and the mirror's local lock. A put or deletion is begun only while the
+   lease is certainly held; a session that lost it publishes nothing more. What a put that hung for
+   longer than the lease has left is put again before the run is finished.
 2. Nothing half-written counts. Objects are put atomically. A checkpoint is in a folder that only
    one session writes, with ``checkpoint.json`` last; the older checkpoint is deleted afterwards.
    ``done.json`` is put last of all, and only if there is none; its hash reveals foreign weights.
@@ -54,8 +55,8 @@ from benchmd_ray.runs.publication import SNAPSHOT, Publication
 from benchmd_ray.storage.bucket import Bucket, open_bucket
 from benchmd_ray.storage.lease import Lease, require_free, wait_for
 
-KEEPS = "keeps-weights-"
-"""Prefix of the leases of plans and searches that protect weights, at the top level of a store."""
+KEEPS = "keeps-weights"
+"""Folder of a store with the leases of plans and searches that protect weights."""
 PRUNES = "pruning.json"
 
 
@@ -151,9 +152,9 @@ class Mirrored(Backing):
     @contextlib.contextmanager
     def keeping_weights(self) -> Iterator[None]:
         """Protect all weights of the store, on all machines."""
-        key = f"{KEEPS}{uuid.uuid4().hex}.json"
+        name = f"{uuid.uuid4().hex}.json"
         with super().keeping_weights():
-            record = self.store / f".lease-{key}"
+            key, record = f"{KEEPS}/{name}", self.store / f".lease-{name}"
             lease = Lease(self.bucket, key, record, f"the store {self.store}")
             lease.acquire()
             try:
@@ -185,9 +186,7 @@ class Mirrored(Backing):
         Another machine that has not reached the bucket for `LEASE_SECONDS` is not counted.
         """
         here, count = super()._keepers(), 0
-        for key in self.bucket.entries()[0]:
-            if not key.startswith(KEEPS):
-                continue
+        for key in self.bucket.objects(KEEPS):
             try:
                 require_free(self.bucket, key, f"the store {self.store}")
             except Busy:

@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -38,8 +38,10 @@ RETRY_SECONDS, ATTEMPTS = 5, 3
 
 For longer `storage.patience` retries, as no signal is handled while obstore waits.
 """
-PART = 8 * 2**20
-"""Bytes of the parts in which a larger object is transferred."""
+PART, STRETCH, PIECE = 8 * 2**20, 64 * 2**20, 2**20
+"""Bytes of the parts in which a larger object is uploaded, of the stretches in which it is
+downloaded, and of what is held of a stretch in memory.
+"""
 PARALLEL, MOST_PARTS = 4, 9000
 TRANSFERS, LARGE_UPLOADS = threading.BoundedSemaphore(16), threading.BoundedSemaphore(2)
 """Downloads of objects or parts, and uploads in parts, that this process does at once: many runs
@@ -230,7 +232,7 @@ def _advice(problem: Problem, address: str) -> str:
             f"{ENDPOINTS[service][0]}, or make the bucket first."
         )
     if problem.signs_in:
-        return f"There are no credentials. Set {CREDENTIALS[service]} {NOT_EXPIRED}"
+        return f"There are no credentials that it takes. Set {CREDENTIALS[service]} {NOT_EXPIRED}"
     if problem.status in (401, 403) or problem.code in DENIED:
         return f"The server refuses these credentials: check {CREDENTIALS[service]} {NOT_EXPIRED}"
     if problem.is_of_a_key:
@@ -314,7 +316,7 @@ class Bucket:
                 f"{self.address}/{key} has more than {MAX_BYTES:,} bytes, expected a file of ours."
             )
         else:
-            data = b"".join(self._chunks(result, PART))
+            data = b"".join(self._chunks(result))
         return Content(data, _version(meta), meta["last_modified"].timestamp())
 
     def _get(self, key: str, options: Any) -> Any:
@@ -326,7 +328,7 @@ class Bucket:
                 raise
             return None
 
-    def _chunks(self, result: Any, size: int) -> Iterator[bytes]:
+    def _chunks(self, result: Any, size: int = PIECE) -> Iterator[bytes]:
         with _explained("read from", self.address):
             for chunk in result.stream(min_chunk_size=size):
                 yield bytes(chunk)
@@ -377,48 +379,39 @@ class Bucket:
         """Download an object to a file atomically; returns whether it exists.
 
         Raises:
-            BucketError: It is longer than ``size``, its size in the listing.
+            BucketError: It is longer than ``size``, its size in the listing, or was replaced
+                meanwhile.
         """
-        for _ in range(ATTEMPTS - 1):
-            with suppress(Replaced):
-                return self._download(key, path, size)
-        return self._download(key, path, size)
-
-    def _download(self, key: str, path: Path, size: int) -> bool:
-        with _explained("read from", self.address):
-            result = self._get(key, {"head": size > PART})  # comes in parts
-        if result is None:
+        with TRANSFERS, _explained("read from", self.address):
+            whole = self._get(key, {"head": size > STRETCH})
+        if whole is None:
             return False
-        if result.meta["size"] > size:
+        meta = whole.meta
+        if meta["size"] > size:
             raise BucketError(
                 f"{self.address}/{key} is longer than the {size:,} bytes that were listed: it was "
                 "replaced meanwhile. Run the same command again, which lists it again."
             )
-        with replacing(path) as partial:
-            partial.touch()
-            if size > PART:
-                self._download_parts(key, result.meta, partial)
-                return True
-            with TRANSFERS:
-                partial.write_bytes(b"".join(self._chunks(result, PART)))
-        return True
-
-    def _download_parts(self, key: str, meta: Any, partial: Path) -> None:
-        """Download the parts of one version of an object, several at a time."""
 
         def fetch(start: int) -> None:
-            options = {"range": (start, start + PART), "if_match": meta["e_tag"]}
-            vanished = f"{self.address}/{key} vanished while it was read: try again."
-            with TRANSFERS:
+            """One stretch of this version of the object."""
+            options = {"range": (start, start + STRETCH), "if_match": meta["e_tag"]}
+            with TRANSFERS, partial.open("r+b") as file:
                 with _explained("read from", self.address):
                     result = self._get(key, options)
                 if result is None:
-                    raise BucketError(vanished)
-                with partial.open("r+b") as file:
-                    file.seek(start)
-                    file.writelines(self._chunks(result, PART))
+                    raise BucketError(f"{self.address}/{key} vanished while it was read.")
+                file.seek(start)
+                file.writelines(self._chunks(result))
 
-        together(fetch, range(0, meta["size"], PART), PARALLEL)
+        with replacing(path) as partial:
+            partial.touch()
+            if size > STRETCH:
+                together(fetch, range(0, meta["size"], STRETCH), PARALLEL)
+            else:
+                with TRANSFERS, partial.open("wb") as file:
+                    file.writelines(self._chunks(whole))
+        return True
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects that exist, in this order."""

@@ -26,7 +26,8 @@ LEASE_SECONDS = 180.0
 RENEW_SECONDS = 30.0
 MARGIN_SECONDS = 45.0
 """Seconds before the expiry at which a holder stops trusting its lease."""
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 5.0
+"""Seconds between looks at a lease that is waited for, each some requests."""
 LONGEST = 4096
 """Most bytes of a lease; it usually has some hundred, and a longer one is damaged."""
 

@@ -9,7 +9,6 @@ still valid, only older.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tarfile
 import time
@@ -18,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from threading import Lock
-from typing import BinaryIO
+from typing import Self
 
 from benchmd_ray.errors import BucketError, Busy, Gone
 from benchmd_ray.files.atomic import (
@@ -29,7 +28,6 @@ from benchmd_ray.files.atomic import (
     locked,
     remove,
     removed_on_failure,
-    replacing,
 )
 from benchmd_ray.files.integrity import hash_path
 from benchmd_ray.runs.files import CHECKPOINTS, MODEL
@@ -60,7 +58,6 @@ LONGEST_NUMBER, MOST_SECONDS = 64, 10 * 365 * 86400.0
 """Limits of that file: length in bytes, and seconds (ten years)."""
 MOST_PARTS = 10
 MOST_FILES = 10_000
-PIECE = 2**20
 logger = logging.getLogger(__name__)
 
 
@@ -105,7 +102,7 @@ class Archive:
                 if worked_seconds(unpacked) > worked_seconds(self._folder):
                     remove(self._folder)
                     unpacked.rename(self._folder)
-        except (tarfile.TarError, ValueError, OSError) as error:
+        except (tarfile.TarError, OSError) as error:
             if isinstance(error, OSError) and is_disk_full(error, self._folder.parent):
                 raise
             logger.warning("%s is damaged (%s): the trial starts over", at, error)
@@ -170,44 +167,43 @@ def _needed(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _unpack(packed: Path, folder: Path) -> None:
-    """Write an archive's files below a folder.
+class _Plain(tarfile.TarInfo):
+    """A member of an archive of `_pack`: a file with a short name.
 
-    Raises:
-        TarError: It is not an archive.
-        ValueError: It has content that `_pack` does not write.
+    Others are refused as soon as their header is read, as tarfile loads extended ones whole.
     """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            member = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf == bytes(tarfile.BLOCKSIZE):
+                raise  # the end
+            raise tarfile.ReadError(str(error)) from None
+        parts = PurePosixPath(member.name).parts
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.size < 0:
+            raise tarfile.ReadError("it has an entry that is not a file")
+        if not parts or any(p in ("/", "..") or p.startswith(".") for p in parts):
+            raise tarfile.ReadError("a name leads out of it")
+        if len(parts) > MOST_PARTS:
+            raise tarfile.ReadError(f"a name has more than {MOST_PARTS} parts")
+        return member
+
+
+def _unpack(packed: Path, folder: Path) -> None:
+    """Write an archive's files below a folder; raises `tarfile.TarError` if it is not `_pack`'s."""
     remove(folder)
-    with packed.open("rb") as archive:
-        for _ in range(MOST_FILES + 1):
-            header = archive.read(tarfile.BLOCKSIZE)
-            if header == bytes(tarfile.BLOCKSIZE):
-                return
-            # One by one: tarfile's own reader loads extended headers whole, however large.
-            member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
-            parts = PurePosixPath(member.name).parts
-            if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-                raise ValueError("it has an entry that is not a file")
-            if not parts or any(p in ("", "/", "..") or p.startswith(".") for p in parts):
-                raise ValueError("a name leads out of it")
-            if len(parts) > MOST_PARTS:
-                raise ValueError(f"a name has more than {MOST_PARTS} parts")
-            path = folder.joinpath(*parts)
+    with tarfile.open(packed, "r:", tarinfo=_Plain) as archive:
+        for count, member in enumerate(archive):
+            if count == MOST_FILES:
+                raise tarfile.ReadError(f"it has more than {MOST_FILES:,} files")
+            content = archive.extractfile(member)
+            assert content is not None  # as it is a file
+            path = folder / member.name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as partial, partial.open("wb") as file:
-                _copy(archive, file, member.size)
-            archive.seek(-member.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
-    raise ValueError(f"it has more than {MOST_FILES:,} files")
-
-
-def _copy(source: BinaryIO, into: BinaryIO, size: int) -> None:
-    """Copy this many bytes; raises `ValueError` if there are fewer."""
-    while size > 0:
-        piece = source.read(min(size, PIECE))
-        if not piece:
-            raise ValueError("it is cut off")
-        into.write(piece)
-        size -= len(piece)
+            with path.open("wb") as file:
+                shutil.copyfileobj(content, file)
 
 
 def keep_models(search: Location, name: str, jobs: Sequence[Path]) -> None:

@@ -329,6 +329,19 @@ def test_two_machines_do_not_work_on_one_run(s3, machine):
     assert there.finished
 
 
+def test_what_a_put_that_hung_left_is_put_again_before_the_end(s3, machine):
+    run = open_run(machine("a"), "r", ABOUT)
+    work = begin(run)
+    train(run)
+    publishing(run, work).push()
+    s3.write(f"{run.folder.name}/metrics.jsonl", b"of a session that is over")
+    s3.delete([f"{run.folder.name}/model.json"])
+    work.__exit__(None, None, None)
+    for name in ("metrics.jsonl", "model.json"):
+        there = s3.read(f"{run.folder.name}/{name}").data
+        assert there == (run.folder / name).read_bytes()
+
+
 def test_two_machines_do_not_score_one_dataset(s3, machine):
     run = open_run(machine("a"), "r", ABOUT)
     with working(run):
@@ -684,9 +697,10 @@ def test_an_object_that_fits_into_no_memory_is_refused(s3, monkeypatch):
     assert s3.read("fitting", beginning=100).data == bytes(100)
 
 
-@pytest.mark.parametrize("size", [1000, buckets.PART + 1000])
-def test_an_object_that_grew_since_it_was_listed_is_not_downloaded(s3, tmp_path, size):
+@pytest.mark.parametrize("size", [1000, 20_000])
+def test_an_object_that_grew_since_it_was_listed_is_not_downloaded(s3, tmp_path, size, monkeypatch):
     """A large one comes in parts at the same time."""
+    monkeypatch.setattr(buckets, "STRETCH", 1500)
     s3.write("log", b"x" * size)
     listed, path = s3.objects()["log"], tmp_path / "log"
     assert s3.download("log", path, listed.size)
@@ -1168,9 +1182,9 @@ def test_a_plan_of_another_machine_keeps_the_weights_of_a_store(s3, machine):
     with scoring(run, "georgia"):
         predictions(run)
     with backing_of(machine("b")).keeping_weights():
-        assert any(name.startswith("keeps-weights-") for name in s3.objects())
+        assert any(name.startswith("keeps-weights/") for name in s3.objects())
         assert "all weights stay" in prune(machine("a"), "predictions").left[0]
-    assert not [name for name in s3.objects() if name.startswith("keeps-weights-")]
+    assert not [name for name in s3.objects() if name.startswith("keeps-weights/")]
     assert "model.safetensors" in published(s3)
     assert prune(machine("a"), "predictions").bytes_of("weights") == 7
 
@@ -1195,7 +1209,7 @@ class Keeper(threading.Thread):
 
 def marked(s3):
     """Wait until a plan has left its mark."""
-    until("a mark", lambda: any(key.startswith("keeps-weights-") for key in s3.objects()))
+    until("a mark", lambda: any(key.startswith("keeps-weights/") for key in s3.objects()))
 
 
 @pytest.fixture
