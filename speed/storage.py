@@ -5,18 +5,19 @@ Publishing and pulling the files of a run, many small and some large ones: the p
 a plain loop over obstore's, which is its library. Each peer moves the same files one after the
 other between a folder and the same server.
 
-The server is ``AWS_ENDPOINT_URL``; without one, moto's in a process of its own, which answers one
-request at a time in Python: its answers, and not a network, are then what is waited for.
+The server is ``AWS_ENDPOINT_URL``; without one, moto's in a process of its own, which answers
+each request 20 ms later, as one that is not on this machine does, and computes one answer at a
+time.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+import multiprocessing
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -38,17 +39,32 @@ DECLARED = {
     "small_kib": (4, "KiB of each"),
     "large": (10, "large files"),
     "large_mb": (200, "MB of each"),
+    "latency_ms": (20, "ms by which moto's server answers later, as one that is far away does"),
 }
 
 
-def moto() -> subprocess.Popen[bytes]:
+def serve(port: int, seconds: float) -> None:
+    """Be moto's server, which answers each request so much later."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import run_simple
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    answer = DomainDispatcherApplication(create_backend_app)
+
+    def late(environment: Any, start: Any) -> Any:
+        time.sleep(seconds)
+        return answer(environment, start)
+
+    run_simple("127.0.0.1", port, late, threaded=True)
+
+
+def moto(seconds: float) -> multiprocessing.process.BaseProcess:
     """A server in a process of its own, which the environment then names."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    quiet = subprocess.DEVNULL
-    server = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(port, seconds))
+    server.start()
     os.environ |= {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "somebody",
@@ -166,7 +182,7 @@ def timed(settings: argparse.Namespace, count: int, size: int) -> dict[str, meas
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     settings = measure.options(__doc__, arguments, DECLARED, repetitions=1, warm_up=0)
-    server = None if os.environ.get("AWS_ENDPOINT_URL") else moto()
+    server = None if os.environ.get("AWS_ENDPOINT_URL") else moto(settings.latency_ms / 1000)
     try:
         small = timed(settings, settings.files, settings.small_kib * 1024)
         large = timed(settings, settings.large, settings.large_mb * 10**6)

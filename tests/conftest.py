@@ -70,18 +70,23 @@ def real_data() -> Path:
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What every process of the tests finds in its environment.
 
-    Decoded splits go to a folder of this session; small models run fastest on one thread; S3 is a
-    port of this machine, where nothing listens but within `s3`; no Ray and no proxy is configured.
+    Decoded splits go to a folder of this session; small models run fastest on one thread; object
+    stores are ports of this machine, where nothing listens but within `s3` and `service`; no Ray
+    and no proxy is configured.
     """
     torch.set_num_threads(1)
-    (port,) = free_ports(1)
+    s3, google, azure = (f"http://127.0.0.1:{port}" for port in free_ports(3))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCHMD_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        patch.setenv("AWS_ENDPOINT_URL", s3)
         patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-write-me-down")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("GOOGLE_BASE_URL", google)
+        patch.setenv("GOOGLE_BEARER_TOKEN", "token")
+        patch.setenv("AZURITE_BLOB_STORAGE_URL", azure)
+        patch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
         patch.delenv("RAY_ADDRESS", raising=False)
         for name in ("no_proxy", "NO_PROXY"):
             patch.setenv(name, "127.0.0.1,localhost")
@@ -152,7 +157,7 @@ def ray_cluster(surroundings: None) -> Iterator[None]:
     """
     import shared_ray  # here: pytest registers it once this module is imported
 
-    names = ("BENCHMD_", "AWS_", "GOOGLE_", "AZURE_", "OMP_", "RAY_gcs", "RAY_metrics")
+    names = ("BENCHMD_", "AWS_", "GOOGLE_", "AZUR", "OMP_", "RAY_gcs", "RAY_metrics")
 
     def inherited() -> dict[str, str]:
         variables = {k: v for k, v in os.environ.items() if k.startswith(names)}

@@ -6,6 +6,7 @@ quick tier, Google's fake in that of all tests, Azurite at night where it is ins
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from typing import Any
 import azurite
 import fake_gcs
 import pytest
-from ports import free_ports
 
 NO_AZURITE = "Azurite is not installed: npm install -g azurite"
 SERVICES = [
@@ -51,14 +51,13 @@ class FakeGoogle:
     """The fake of Google's server, with the bucket ``benchmd-test``."""
 
     def __init__(self) -> None:
-        (self.port,) = free_ports(1)
         self._state = fake_gcs.State()
         self._state.buckets["benchmd-test"] = {}
         self.start()
 
     def start(self) -> None:
         """Listen."""
-        self._server = fake_gcs.Server(self.port, self._state)
+        self._server = fake_gcs.Server(port_of("GOOGLE_BASE_URL"), self._state)
 
     def stop(self) -> None:
         """Listen no more."""
@@ -69,32 +68,27 @@ class Azurite:
     """Microsoft's emulator, with the container ``benchmd-test``."""
 
     def __init__(self, folder: Path) -> None:
-        (self.port,) = free_ports(1)
         self._folder = folder
         self.start()
         self._server.make_container("benchmd-test")
 
     def start(self) -> None:
         """Listen."""
-        self._server = azurite.Server(self.port, self._folder)
+        self._server = azurite.Server(port_of("AZURITE_BLOB_STORAGE_URL"), self._folder)
 
     def stop(self) -> None:
         """Listen no more."""
         self._server.stop()
 
 
+def port_of(variable: str) -> int:
+    """The port of this machine that a variable names."""
+    return int(os.environ[variable].rpartition(":")[2])
+
+
 @contextmanager
 def started(name: str, folder: Path) -> Iterator[Service]:
-    """The service ``gs`` or ``az``, where the environment then says that it is."""
-    with pytest.MonkeyPatch.context() as patch:
-        server: FakeGoogle | Azurite
-        if name == "gs":
-            server = FakeGoogle()
-            patch.setenv("GOOGLE_BASE_URL", f"http://127.0.0.1:{server.port}")
-            patch.setenv("GOOGLE_BEARER_TOKEN", "token")
-        else:
-            server = Azurite(folder)
-            patch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
-            patch.setenv("AZURITE_BLOB_STORAGE_URL", f"http://127.0.0.1:{server.port}")
-        yield Service(f"{name}://benchmd-test", server)
-        server.stop()
+    """The service ``gs`` or ``az``, where the environment says that it is."""
+    server = FakeGoogle() if name == "gs" else Azurite(folder)
+    yield Service(f"{name}://benchmd-test", server)
+    server.stop()

@@ -422,8 +422,9 @@ def test_wrong_credentials_are_named_and_not_shown(refusing, build_here, synthet
 
 
 def test_without_credentials_the_error_says_where_they_come_from(node, monkeypatch, tmp_path):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_USE_EMULATOR"):
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(
         BucketError, match=r"There are no credentials that it takes\. Set AWS_ACCESS_KEY_ID"

@@ -1,8 +1,11 @@
 """What holds for every service: S3, Google Cloud Storage and Azure Blob Storage."""
 
+import contextlib
 import io
 import os
+import random
 import threading
+import time
 
 import boto3
 import pytest
@@ -19,7 +22,7 @@ from benchmd_ray.storage import bucket as buckets
 from benchmd_ray.storage import lease as leases
 from benchmd_ray.storage import segments
 from benchmd_ray.storage.bucket import NO_VERSION, Bucket, open_bucket
-from benchmd_ray.storage.lease import LeaseLost
+from benchmd_ray.storage.lease import Lease, LeaseLost
 from benchmd_ray.storage.location import location, log_at
 from benchmd_ray.storage.segments import JournalSegments
 
@@ -186,6 +189,36 @@ def test_a_journal_waits_for_its_server_and_has_one_writer(service, monkeypatch)
     other.append(b"more\n")
     with pytest.raises(LeaseLost, match="another process has written"):
         journal.append(b"late\n")
+
+
+@pytest.mark.slow
+def test_of_64_workers_that_take_leases_at_once_none_loses_what_it_wrote(service, tmp_path):
+    """Each adds a line to the logs of two of eight runs, which nothing but the leases guards."""
+    bucket = open_bucket(f"{service.address}/lab")
+    pairs = [(worker, (worker + 3 * turn) % 8) for worker in range(64) for turn in range(2)]
+
+    def work(worker):
+        for run in [run for one, run in pairs if one == worker]:
+            key, record = f"{run}/lease.json", tmp_path / f"{worker}-{run}"
+            lease = Lease(bucket, key, record, "the run")
+            until("the lease", lambda lease=lease: taken(lease), 300)
+            with lease.renewing():
+                there = bucket.read(f"{run}/log")
+                line = f"{worker}\n".encode()
+                bucket.write(f"{run}/log", (there.data if there else b"") + line)
+                lease.require()
+
+    def taken(lease):
+        with contextlib.suppress(Busy):
+            lease.acquire()
+            return True
+        time.sleep(random.uniform(0.1, 1.0))
+        return False
+
+    buckets.together(work, range(64), threads=64)
+    for run in range(8):
+        workers = [int(line) for line in bucket.read(f"{run}/log").data.splitlines()]
+        assert sorted(workers) == sorted(worker for worker, own in pairs if own == run)
 
 
 @pytest.mark.slow

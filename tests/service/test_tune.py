@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from unittest.mock import ANY
 
@@ -465,23 +466,48 @@ def on_s3(service, tmp_path, monkeypatch):
     return on
 
 
+class Losing(Interrupting):
+    """Observes a search, and takes its storage away for 30 s when a first trial has ended."""
+
+    def __init__(self, service):
+        super().__init__(last=None)
+        self.service, self.back = service, None
+
+    def trial_ended(self, search, about, trial):
+        super().trial_ended(search, about, trial)
+        if self.back is None:
+            self.service.stop()
+            self.back = threading.Timer(30, self.service.start)
+            self.back.start()
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("service", SERVICES, indirect=True)
-def test_a_search_in_a_bucket_is_resumed_from_another_machine_and_extended(
-    tuning, on_s3, service, tmp_path
+def test_a_search_in_a_bucket_is_ended_twice_and_resumed_from_other_machines_and_extended(
+    tuning, on_s3, service, files, tmp_path
 ):
+    """Killed on the first machine, stopped on the second, without storage for 30 s on the third."""
     s3, request = service.address, {"searched": ("linear",), "techniques": ("mae",)}
-    made = tuning(budget=TWELVE, **request)
+    made, bucket = tuning(budget=TWELVE, **request), open_bucket(f"{s3}/study")
+    arguments = "--technique mae --setting linear --evaluations 12 --sampler random --at-once 1"
+    arguments = [*arguments.split(), "--search-only", "--portfolio", "none", "--store"]
+    arguments += [bucket.address, "--settings", files / "small.yaml", "--space"]
+    arguments += [files / "space.yaml", *(f"--catalog={path}" for path in made.choice.catalogs)]
+    killed_once(lambda trials: len(trials) > 0, on_s3("first"), map(str, arguments))
+    bucket.delete([key for key in bucket.objects() if "lease" in key])  # as after 180 s
     with pytest.raises(Stopped):
-        searched(made, on_s3("first"), Interrupting(last=0))
-    found = searched(made, on_s3("second"))
+        searched(made, on_s3("second"), Interrupting(last=3))
+    losing = Losing(service)
+    found = searched(made, on_s3("third"), losing)
+    losing.back.join()
     whole = searched(made, tmp_path / "whole")
     pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
+    print(results(found.folder).to_string())
     assert found.lines[-1] == f"    written: {s3}/study/searches/{found.folder.name}"
     result = (found.folder / "result.json").read_bytes()
     assert read_search(found.folder).best == read_search(whole.folder).best
     # A machine that has searched nothing.
-    reader = on_s3("third")
+    reader = on_s3("fourth")
     state_of([reader])
     record = read_search(reader / "searches" / found.folder.name)
     assert (record.folder / "result.json").read_bytes() == result
@@ -490,7 +516,7 @@ def test_a_search_in_a_bucket_is_resumed_from_another_machine_and_extended(
     assert kept >= {"journal", "models", "trials.parquet", "result.json", "best.yaml"}
     assert "lease.json" in kept
     assert "trials" not in kept
-    assert not [*(tmp_path / "second").glob("searches/*")]
+    assert not [*(tmp_path / "third").glob("searches/*")]
     longer = searched(tuning(budget=Budget(trials=None, evaluations=14), **request), reader)
     pairs = [*zip(found.trials, longer.trials, strict=False)]
     assert all(old.evaluations.items() <= new.evaluations.items() for old, new in pairs)
