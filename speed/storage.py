@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmd_ray.runs.mirror import Mirror, download
 from benchmd_ray.runs.publication import Publication
-from benchmd_ray.storage.bucket import open_bucket
+from benchmd_ray.storage.bucket import open_bucket, together
 from benchmd_ray.storage.lease import Lease
 from speed import measure
 
@@ -45,7 +45,7 @@ DECLARED = {
 
 def serve(port: int, seconds: float) -> None:
     """Be moto's server, which answers each request so much later."""
-    from moto.server import DomainDispatcherApplication, create_backend_app
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import run_simple
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -174,7 +174,7 @@ def timed(settings: argparse.Namespace, count: int, size: int) -> dict[str, meas
             seconds[step] = measure.alternating(settings, tasks)
         clients.require_same("run", "boto3", "obstore")
         objects = open_bucket(f"s3://{bucket}")
-        objects.delete(objects.objects())
+        together(lambda key: objects.delete([key]), objects.objects())
         client.delete_bucket(Bucket=bucket)
     return seconds
 

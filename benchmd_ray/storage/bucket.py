@@ -382,19 +382,27 @@ class Bucket:
             BucketError: It is longer than ``size``, its size in the listing, or was replaced
                 meanwhile.
         """
-        with TRANSFERS, _explained("read from", self.address):
-            whole = self._get(key, {"head": size > STRETCH})
-        if whole is None:
-            return False
-        meta = whole.meta
-        if meta["size"] > size:
-            raise BucketError(
-                f"{self.address}/{key} is longer than the {size:,} bytes that were listed: it was "
-                "replaced meanwhile. Run the same command again, which lists it again."
-            )
+        with TRANSFERS:
+            with _explained("read from", self.address):
+                whole = self._get(key, {"head": size > STRETCH})
+            if whole is None:
+                return False
+            if whole.meta["size"] > size:
+                raise BucketError(
+                    f"{self.address}/{key} is longer than the {size:,} bytes that were listed: it "
+                    "was replaced meanwhile. Run the same command again, which lists it again."
+                )
+            if size <= STRETCH:
+                with replacing(path) as partial, partial.open("wb") as file:
+                    file.writelines(self._chunks(whole))
+                return True
+        self._download_stretches(key, whole.meta, path)
+        return True
+
+    def _download_stretches(self, key: str, meta: Any, path: Path) -> None:
+        """Download one version of a large object, several stretches at a time."""
 
         def fetch(start: int) -> None:
-            """One stretch of this version of the object."""
             options = {"range": (start, start + STRETCH), "if_match": meta["e_tag"]}
             with TRANSFERS, partial.open("r+b") as file:
                 with _explained("read from", self.address):
@@ -406,12 +414,7 @@ class Bucket:
 
         with replacing(path) as partial:
             partial.touch()
-            if size > STRETCH:
-                together(fetch, range(0, meta["size"], STRETCH), PARALLEL)
-            else:
-                with TRANSFERS, partial.open("wb") as file:
-                    file.writelines(self._chunks(whole))
-        return True
+            together(fetch, range(0, meta["size"], STRETCH), PARALLEL)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects that exist, in this order."""
