@@ -136,10 +136,6 @@ class Backing:
                 count += 1
         return count
 
-    def leftovers(self, run: Path) -> list[Path]:
-        """Files that killed processes left in a run's folder, except those named `TEMPORARY`."""
-        return []
-
     def sizes(self, run: Path, names: Sequence[str]) -> dict[str, int]:
         """Bytes of the given files and folders of a run, as far as the store has them."""
         paths = [run / name for name in names]

@@ -61,7 +61,6 @@ LONGEST_NAME = 200
 """Most bytes of a file's name: file systems allow 255, including the temporary prefix."""
 PULLING = 8
 MOST_FILES = 10_000
-TOGETHER = 100
 
 
 class NotPulled(BenchmdError):
@@ -270,16 +269,14 @@ def _pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
     for path in list(mirror.folder.iterdir()) if search else ():
         if path.is_file() and path.name not in objects and not path.name.startswith("."):
             remove(path)
-    for first in range(0, len(light), TOGETHER):
-        wanted = []
-        for name in light[first : first + TOGETHER]:
-            path, noted = mirror.folder / name, index.get(name)
-            is_changed = changed(path, noted)
-            replaced = noted is not None and noted[0] != objects[name].etag and not is_changed
-            if not path.is_file() or begun(noted) or replaced or (done and is_changed):
-                wanted.append(name)
-        download(mirror, wanted, objects)
-    gone = []
+    wanted, gone = [], []
+    for name in light:
+        path, noted = mirror.folder / name, index.get(name)
+        is_changed = changed(path, noted)
+        replaced = noted is not None and noted[0] != objects[name].etag and not is_changed
+        if not path.is_file() or begun(noted) or replaced or (done and is_changed):
+            wanted.append(name)
+    download(mirror, wanted, objects)
     for name, noted in index.items():
         path = mirror.folder / name
         other = name == MODEL and name in objects and objects[name].etag != noted[0]

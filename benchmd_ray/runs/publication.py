@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from benchmd_ray.errors import BucketError, Transient
-from benchmd_ray.files.atomic import remove
 from benchmd_ray.files.integrity import write_hashed_json
 from benchmd_ray.runs.files import CHECKPOINT, CHECKPOINTS, DONE
 from benchmd_ray.runs.mirror import LAST, PENDING, STEP, Mirror, changed, local_files, state
@@ -23,7 +21,6 @@ from benchmd_ray.storage.bucket import together
 from benchmd_ray.storage.lease import Lease, LeaseLost
 
 PUBLISH_SECONDS = 30.0
-SNAPSHOT = ".publishing"
 logger = logging.getLogger(__name__)
 
 
@@ -64,16 +61,13 @@ class Publication:
             LeaseLost: Another machine has taken over.
         """
         self._lease.require()
-        snapshot = self._mirror.folder / SNAPSHOT
-        try:
-            step = self._snapshot(snapshot) if checkpoint else None
+        with contextlib.ExitStack() as opened:
+            step, parts = self._newest_checkpoint(opened) if checkpoint else ("", {})
             files = [*local_files(self._mirror.folder)]
             for _ in range(2):  # a pair replaced between the two uploads is published again
                 self.push_files(files)
-            if step is not None:
-                self._push_checkpoint(snapshot, step)
-        finally:
-            remove(snapshot)
+            if step:
+                self._push_checkpoint(step, parts)
 
     def push_files(self, files: Iterable[tuple[str, Path]]) -> None:
         """Publish files that have changed, several at once; those that refer to others last."""
@@ -166,34 +160,33 @@ class Publication:
         self._failing = False
         return True
 
-    def _snapshot(self, folder: Path) -> str | None:
-        """Link the newest unpublished checkpoint, since training may replace it."""
-        remove(folder)
+    def _newest_checkpoint(self, opened: contextlib.ExitStack) -> tuple[str, dict[str, BinaryIO]]:
+        """Name of the newest unpublished checkpoint, and its files, open as training removes it."""
         paths = sorted(self._mirror.folder.glob(f"{CHECKPOINTS}/step_*/{CHECKPOINT}"))
         published = self._mirror.index().get(STEP, [""])[0].partition(".")[0]
         if not paths or paths[-1].parent.name == published:
-            return None
-        newest = paths[-1].parent
-        try:
-            shutil.copytree(newest, folder, copy_function=_link)
-        except (OSError, shutil.Error):
-            if newest.is_dir():
-                raise
-            return None  # training has just removed it: the next round finds a newer one
-        return newest.name
+            return "", {}
+        newest, parts = paths[-1].parent, dict[str, BinaryIO]()
+        with contextlib.suppress(FileNotFoundError):
+            for path in newest.rglob("*"):
+                if path.is_file():
+                    parts[path.relative_to(newest).as_posix()] = opened.enter_context(
+                        path.open("rb")
+                    )
+            if newest.is_dir():  # under its name, so none of it was gone
+                return newest.name, parts
+        return "", {}  # the next round finds a newer one
 
-    def _push_checkpoint(self, snapshot: Path, step: str) -> None:
+    def _push_checkpoint(self, step: str, parts: Mapping[str, BinaryIO]) -> None:
         mirror, name = self._mirror, f"{step}.{self._lease.session}"
-        last = snapshot / CHECKPOINT
 
-        def push(path: Path) -> None:
+        def push(part: str) -> None:
             self._lease.require()
-            key = mirror.key(f"{CHECKPOINTS}/{name}/{path.relative_to(snapshot).as_posix()}")
-            with path.open("rb") as file:
-                mirror.bucket.upload(file, path.stat().st_size, key)
+            size = os.fstat(parts[part].fileno()).st_size
+            mirror.bucket.upload(parts[part], size, mirror.key(f"{CHECKPOINTS}/{name}/{part}"))
 
-        together(push, [path for path in snapshot.rglob("*") if path.is_file() and path != last])
-        push(last)
+        together(push, [part for part in parts if part != CHECKPOINT])
+        push(CHECKPOINT)
         mirror.note({STEP: [name]})
         self._delete_checkpoints(but=name)
 
@@ -213,13 +206,3 @@ class Publication:
             self._mirror.bucket.delete([self._mirror.key(name)])
             if name in self._mirror.index():
                 self._mirror.note({name: None})
-
-
-def _link(source: str, target: str) -> None:
-    """Link a file whose content never changes, or copy it if links are not supported."""
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # no hard links on this file system
-        shutil.copy2(source, target)

@@ -51,7 +51,7 @@ from benchmd_ray.runs.mirror import (
     scores,
 )
 from benchmd_ray.runs.predictions import predictions_path
-from benchmd_ray.runs.publication import SNAPSHOT, Publication
+from benchmd_ray.runs.publication import Publication
 from benchmd_ray.storage.bucket import Bucket, open_bucket
 from benchmd_ray.storage.lease import Lease, require_free, wait_for
 
@@ -192,10 +192,6 @@ class Mirrored(Backing):
             except Busy:
                 count += 1
         return max(here, count)  # a plan of this machine that has no lease yet counts, too
-
-    def leftovers(self, run: Path) -> list[Path]:
-        """The checkpoint that a killed session was publishing."""
-        return sorted(run.glob(SNAPSHOT))
 
     def sizes(self, run: Path, names: Sequence[str]) -> dict[str, int]:
         """Bytes of the given files and folders of a run that are published."""

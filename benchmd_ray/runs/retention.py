@@ -174,7 +174,7 @@ def _require_store(store: Path) -> None:
 def _prune_run(run: Run, keep: Keep, *, dry_run: bool) -> list[Removal]:
     folder, backing = run.folder, backing_of(run.folder.parent)
     with backing.unused(folder):
-        leftovers, unkept = _leftovers(folder, backing.leftovers(folder)), _unkept(run, keep)
+        leftovers, unkept = _leftovers(folder), _unkept(run, keep)
         sizes = backing.sizes(folder, tuple(unkept))
         removals = [
             Removal(folder.name, kind, sizes[name], (name,))
@@ -191,8 +191,9 @@ def _prune_run(run: Run, keep: Keep, *, dry_run: bool) -> list[Removal]:
     return [*leftovers, *removals]
 
 
-def _leftovers(folder: Path, others: Sequence[Path]) -> list[Removal]:
-    paths = [*sorted(folder.rglob(f"{TEMPORARY}*")), *others]
+def _leftovers(folder: Path) -> list[Removal]:
+    """Files of a run's folder that killed processes left half-written."""
+    paths = sorted(folder.rglob(f"{TEMPORARY}*"))
     tops = [path for path in paths if not any(parent in paths for parent in path.parents)]
     names = tuple(path.relative_to(folder).as_posix() for path in tops)
     size = sum(map(bytes_of, tops))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from benchmd_ray.storage.bucket import Bucket, Content, Version
 from benchmd_ray.storage.lease import LeaseLost
@@ -17,7 +16,6 @@ from benchmd_ray.storage.patience import patiently
 
 FULL = 2**16
 """Bytes of an object after which the next one is started."""
-FETCHED = 8
 TRIES, PAUSE_SECONDS = 10, 0.5
 """Retries of a write that is refused although nothing else was written."""
 NAME = re.compile(r"[0-9]{6}\.log")
@@ -43,8 +41,7 @@ class JournalSegments:
             raise ValueError(f"one of its {len(names) + 1} objects is missing")
         if sum(objects[name].size for name in names) > self._most:
             raise ValueError(f"it has more than {self._most:,} bytes")
-        with ThreadPoolExecutor(FETCHED) as pool:
-            contents = [*pool.map(self._read, names)]
+        contents = [self._read(name) for name in names]
         self._number = max(0, len(names) - 1)
         if contents:
             self._data, self._version = contents[-1].data, contents[-1].version

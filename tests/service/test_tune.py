@@ -502,7 +502,6 @@ def test_a_search_in_a_bucket_is_ended_twice_and_resumed_from_other_machines_and
     losing.back.join()
     whole = searched(made, tmp_path / "whole")
     pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
-    print(results(found.folder).to_string())
     assert found.lines[-1] == f"    written: {s3}/study/searches/{found.folder.name}"
     result = (found.folder / "result.json").read_bytes()
     assert read_search(found.folder).best == read_search(whole.folder).best
