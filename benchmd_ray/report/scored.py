@@ -296,7 +296,11 @@ def _plain(facts: Facts) -> dict[str, Any]:
 
 
 def _as_facts(plain: Mapping[str, Any]) -> Facts:
-    return Facts(**{**plain, "support": Support(**plain["support"])})
+    return Facts(**_tuples({**plain, "support": Support(**_tuples(plain["support"]))}))
+
+
+def _tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
 
 
 def _unread(run: Run, path: Path, about: Mapping[str, str], split: str, known: Facts) -> Scored:
