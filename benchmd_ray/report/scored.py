@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,14 +223,26 @@ class Scored:
         return self.support.patients
 
     def people(self) -> Iterator[str]:
-        """Patients of its units, which may have to be read."""
-        yield from self.units["group_id"]
+        """Patients of its units; of results on the same records they are read once."""
+        yield from _people(_SameRows(self.facts.rows, self))
 
     def pooled(self, metric: str, column: int = 0) -> Pooled:
         """A metric with its interval, over all classes (column 0) or for a class."""
         ends, value = self.intervals[metric], float(self.whole[metric][column])
         low, high, caution = ends.low[column], ends.high[column], ends.caution[column]
         return Pooled(value, math.nan, low, high, 1, caution)
+
+
+@dataclass(frozen=True)
+class _SameRows:
+    rows: str
+    result: Scored = field(compare=False)
+
+
+@lru_cache(maxsize=64)
+def _people(of: _SameRows) -> list[str]:
+    people: list[str] = of.result.units["group_id"].tolist()
+    return people
 
 
 def _facts(result: Scored) -> Facts:

@@ -196,6 +196,18 @@ def test_unchanged_predictions_are_read_only_for_their_units(tmp_path, indexing)
     assert len(indexing) == 1 + len(again)  # each split once
 
 
+def test_patients_of_the_same_records_are_read_once(tmp_path, indexing):
+    runs = [make_transfer(tmp_path / "runs", seed=seed) for seed in range(3)]
+    for run in runs:
+        predict_all(run, {"ptb-xl": {"validation": 80 + 8 * (run is runs[2])}})
+        results(run)
+    indexing.clear()
+    people = [[*result.people()] for run in runs for result in results(run)[0]]
+    assert people[0] == people[1] != people[2]
+    assert len(indexing) == 2
+    assert people[2] == results(runs[2])[0][0].units["group_id"].tolist()
+
+
 def test_predictions_that_were_written_in_place_are_read_again(tmp_path, indexing):
     run = make_transfer(tmp_path / "runs")
     predict_all(run, {"ptb-xl": {"validation": 80}})
