@@ -11,9 +11,10 @@ How parts grow with what they have to do; there is no peer. For each size of eac
 - ``plan``: so many runs planned from a choice (``--schedule``: scheduled on an embedded Ray, too,
   with work that is nothing).
 
-Each is done once, in a process of its own: ``seconds``, ``cpu_seconds``, ``ms_per_unit`` and
-``peak_mib`` (with the imports, which take some 400). ``growth`` is the CPU time per unit of the
-largest size over that of the smallest: at most 1 where nothing is worse than linear.
+Each is done once, in a process of its own: ``seconds``, ``cpu_seconds`` (with those of processes
+that it starts), ``ms_per_unit`` and ``peak_mib`` (with the imports, which take some 400).
+``growth`` is the CPU time per unit of the largest size over that of the smallest: at most 1 where
+nothing is worse than linear.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ def in_own_process(work: Work, units: int) -> Figures:
 
 
 def _measured(work: Work, units: int, sender: Connection) -> None:
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, before = time.perf_counter(), os.times()[:4]
     work()
-    seconds, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    seconds, cpu = time.perf_counter() - wall, sum(os.times()[:4]) - sum(before)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     figures = {
         "seconds": seconds,

@@ -7,6 +7,7 @@ catalog, and each shard by its SHA-256 whenever it is fetched, always whole.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -318,6 +319,21 @@ def open_catalog(path: Location, *, folds: bool = False) -> Catalog:
         raise BenchmdError(
             f"{path} holds {state} (no {MANIFEST}). Run `benchmd catalog build` to {what}."
         )
+    content, card = _parsed(text, manifest)
+    if "folds" in content and not folds:
+        raise _in_folds(path, content)
+    current = cards().get(card.name)
+    if current and card.version != current.version:
+        raise BenchmdError(
+            f"{path} was built by version {card.version} of the card {card.name}, which is now "
+            f"{current.version}: build it again, elsewhere or after removing that folder."
+        )
+    return Catalog(path, content, card)
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(text: bytes, manifest: Location) -> tuple[dict[str, Any], DatasetCard]:
+    """The content of a manifest and its card; each run of a plan opens the same catalogs."""
     if len(text) > MAX_MANIFEST_BYTES:
         raise Damaged(manifest, f"it has more than {MAX_MANIFEST_BYTES:,} bytes", REBUILD)
     content = parsed_json(text, manifest, REBUILD)
@@ -331,12 +347,4 @@ def open_catalog(path: Location, *, folds: bool = False) -> Catalog:
     card, fault = described(content)
     if card is None or fault:
         raise Damaged(manifest, fault, REBUILD)
-    if "folds" in content and not folds:
-        raise _in_folds(path, content)
-    current = cards().get(card.name)
-    if current and card.version != current.version:
-        raise BenchmdError(
-            f"{path} was built by version {card.version} of the card {card.name}, which is now "
-            f"{current.version}: build it again, elsewhere or after removing that folder."
-        )
-    return Catalog(path, content, card)
+    return content, card

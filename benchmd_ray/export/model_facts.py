@@ -15,7 +15,7 @@ from benchmd_ray.report.columns import cautions, column_of, interval_of, metric_
 from benchmd_ray.report.contamination import contamination, is_marked, marked, published_of
 from benchmd_ray.report.ensembles import averaged
 from benchmd_ray.report.formats import markdown
-from benchmd_ray.report.frames import dataset_text, frame, place
+from benchmd_ray.report.frames import dataset_text, frame_of_parts, place
 from benchmd_ray.report.names import names_of
 from benchmd_ray.report.notes import notes, synthetic
 from benchmd_ray.report.over_folds import joined
@@ -124,7 +124,7 @@ def pretrained_sentence(runs: Sequence[Run], source: str) -> str:
     texts = {
         scored.dataset: text
         for scored, *_ in scored_by_all(runs)
-        if (text := contamination(run, scored.about, scored.units["group_id"]))
+        if (text := contamination(run, scored.about, scored.people()))
     }
     seen = [f"{name} ({text})" for name, text in texts.items() if is_marked(text)]
     sentence = f"Its encoder was pretrained on {', '.join(names)}" if names else ""
@@ -241,7 +241,7 @@ def scores_of(runs: Sequence[Run]) -> pd.DataFrame:
     results = [items[0] if len(items) == 1 else join(items) for items in scored_by_all(runs)]
     ordered = sorted(results, key=lambda item: place(key_of(item, row)))
     scored = measured(ordered, tuple(METRICS), RESAMPLES)
-    return frame("rows", (score_row for item in scored for score_row in score_rows(item, row)))
+    return frame_of_parts("rows", [score_rows(item, row) for item in scored])
 
 
 def evaluation_results(title: str, rows: pd.DataFrame | None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from benchmd_ray.report.compared import (
 )
 from benchmd_ray.report.contamination import with_contamination
 from benchmd_ray.report.ensembles import ensembles
-from benchmd_ray.report.frames import FRAMES, frame, place
+from benchmd_ray.report.frames import FRAMES, Part, frame, frame_of_parts, place
 from benchmd_ray.report.names import Names, names_of, require_baseline
 from benchmd_ray.report.nested import Nested, nested
 from benchmd_ray.report.notes import notes
@@ -51,6 +50,7 @@ from benchmd_ray.report.tuning_frames import (
     tuned_rows,
     tuning_notes,
 )
+from benchmd_ray.runs.index import Index, indexed
 from benchmd_ray.runs.store import Run, read_stores
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.sums import BINS
@@ -75,20 +75,10 @@ def calibration_frame(pools: Sequence[Pool]) -> pd.DataFrame:
 
 
 def _curves(name: str, pools: Sequence[Pool], curve: Curve) -> pd.DataFrame:
-    rows = [row for pool in pools for row in _of_pool(pool, curve)]
-    if not rows:
-        return frame(name, [])
-    lengths = [len(next(iter(points.values()))) for _, points in rows]
-    columns = {  # one frame for all curves: a frame for each would take most of a report's time
-        column: np.repeat([about[column] for about, _ in rows], lengths)
-        if column in rows[0][0]
-        else np.concatenate([points[column] for _, points in rows])
-        for column in FRAMES[name]
-    }
-    return pd.DataFrame(columns).astype(FRAMES[name])
+    return frame_of_parts(name, [part for pool in pools for part in _of_pool(pool, curve)])
 
 
-def _of_pool(pool: Pool, curve: Curve) -> Iterator[tuple[dict[str, Any], Points]]:
+def _of_pool(pool: Pool, curve: Curve) -> Iterator[Part]:
     for seed, member in zip(pool.seeds, pool.members, strict=True):
         for index, name in enumerate(member.classes):
             target, score = member.targets[:, index], member.scores[:, index]
@@ -186,12 +176,13 @@ class SourceResults:
     """Results of searches over all folds."""
 
     @property
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> list[Part]:
         """Score rows of the individual runs."""
-        for pool in self.every:
-            for member in pool.members:
-                rows = score_rows(member, pool.row)
-                yield from ({**row, "setting": pool.key["setting"]} for row in rows)
+        return [
+            ({**shared, "setting": pool.key["setting"]}, columns)
+            for pool in self.every
+            for shared, columns in (score_rows(member, pool.row) for member in pool.members)
+        ]
 
     @property
     def every(self) -> list[Pool]:
@@ -217,6 +208,7 @@ def analyse(
     resamples: int = 1000,
     curves: bool = True,
     baseline: str | None = None,
+    index: Index | None = None,
 ) -> Analysis:
     """Compute all frames of a report.
 
@@ -228,6 +220,7 @@ def analyse(
         curves: Whether to fill ``roc`` and ``calibration``, which only figures need.
         baseline: Name of the row, or technique, that others are compared with in ``changes``;
             without one, training from scratch (`compared.baseline_of`).
+        index: What is known of the files of the runs' stores.
 
     Raises:
         BenchmdError: No run is finished and has predictions, predictions cannot be read, or no row
@@ -239,7 +232,7 @@ def analyse(
     lines = [*skipped, *unfinished(runs), *older_parts(runs)]
     rows: dict[str, list[pd.DataFrame]] = {name: [frame(name, ())] for name in FRAMES}
     in_folds: set[str] = set()  # searches whose folds are told of together
-    for block in blocks(runs, named, tuple(METRICS), resamples, searches):
+    for block in blocks(runs, named, tuple(METRICS), resamples, searches, index):
         lines += block.notes
         pairs = tuned_pairs(block.pools, searches, runs)
         averages = ensembles(pairs, block.pools, tuple(METRICS), resamples)
@@ -285,15 +278,17 @@ def analyse_stores(
     Raises:
         BenchmdError: As `analyse` does, or a path has no run.
     """
-    stored, searched = read_stores([*paths]), read_searches([*paths])
-    return analyse(
-        stored.found,
-        searches=searched.found,
-        skipped=[*stored.notes, *searched.notes],
-        resamples=resamples,
-        curves=curves,
-        baseline=baseline,
-    )
+    with indexed() as index:
+        stored, searched = read_stores([*paths], index), read_searches([*paths])
+        return analyse(
+            stored.found,
+            searches=searched.found,
+            skipped=[*stored.notes, *searched.notes],
+            resamples=resamples,
+            curves=curves,
+            baseline=baseline,
+            index=index,
+        )
 
 
 def blocks(
@@ -302,10 +297,11 @@ def blocks(
     metrics: Sequence[str],
     resamples: int,
     searches: Sequence[SearchRecord] = (),
+    index: Index | None = None,
 ) -> Iterator[SourceResults]:
     """Measured and pooled results, source by source, with progress.
 
-    ``searches`` are those of the runs' stores.
+    ``searches`` and ``index`` are those of the runs' stores.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
@@ -318,7 +314,7 @@ def blocks(
         of_folds: list[Scored] = []
         for start in range(0, len(together), RUNS_AT_ONCE):
             some = together[start : start + RUNS_AT_ONCE]
-            read = [read_scored(run) for run in some]
+            read = [read_scored(run, index) for run in some]
             results = [result for part in read for result in part.scored]
             of_folds += [result for result in results if is_of_fold(result.run)]
             single = [result for result in results if not is_of_fold(result.run)]
@@ -371,7 +367,7 @@ def _frames_of(
     several = {**subgroup_rows(of_one_model, resamples), **contest_rows(block_pools)}
     drawn = of_one_model if curves else ()
     return {
-        "rows": frame("rows", block.rows),
+        "rows": frame_of_parts("rows", block.rows),
         "scores": frame("scores", pooled_rows(sorted(whole, key=lambda p: place(p.key)), metrics)),
         "gaps": frame("gaps", gap_rows(block_pools, metrics)),
         "changes": frame("changes", change_rows(block_pools, metrics, baseline)),
@@ -384,7 +380,7 @@ def _frames_of(
 def pooled_rows(pools_of_block: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
     """Each metric of each pool, over all classes and per class; NaN if it cannot be scored."""
     for pool in pools_of_block:
-        positives = (pool.first.targets == 1).sum(axis=0)
+        positives, records = pool.first.facts.positives, pool.first.facts.size
         names = ("mean", *pool.first.classes)
         for metric in metrics:
             values = pool.values(metric)
@@ -401,9 +397,9 @@ def pooled_rows(pools_of_block: Sequence[Pool], metrics: Sequence[str]) -> Itera
                     "high": pooled.high,
                     "seeds": len(pool.runs),
                     "seed_values": tuple(values[:, column].tolist()),
-                    "records": len(pool.first.targets),
+                    "records": records,
                     "patients": pool.first.patients,
-                    "positives": int(positives[column - 1] if column else positives.sum()),
+                    "positives": positives[column - 1] if column else sum(positives),
                     "scored": pool.first.predicted.scored,
                     "paper": paper(pool) if first else float("nan"),
                     "caution": pooled.caution,

@@ -273,7 +273,7 @@ def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], dict[st
     for members in _by_place(pools).values():
         digests: dict[str, dict[str, Pool]] = {}
         for name, pool in zip(row_names([*map(_named, members)]), members, strict=True):
-            digests.setdefault(pool.first.rows_digest, {})[name] = pool
+            digests.setdefault(pool.first.facts.rows, {})[name] = pool
         for named in digests.values():
             if len(named) > 1:
                 yield _place(members[0].key), named
@@ -307,7 +307,7 @@ def apart(pools: Sequence[Pool]) -> list[str]:
     for place, members in _by_place(pools).items():
         digests = places.setdefault(place, {})
         for pool, name in zip(members, row_names([*map(_named, members)]), strict=True):
-            digests.setdefault(pool.first.rows_digest, []).append(name)
+            digests.setdefault(pool.first.facts.rows, []).append(name)
     return [
         f"{source}, {dataset} ({split}), labels {labels}: "
         f"{' and '.join('; '.join(names) for names in digests.values())} were scored on different "

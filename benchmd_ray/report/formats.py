@@ -61,8 +61,11 @@ def csv_text(frame: pd.DataFrame) -> str:
     """
     safe = frame.rename(columns=_inert)
     for at, kind in enumerate(frame.dtypes):
+        column = frame.iloc[:, at]
+        if kind == "str" and not column.str.startswith(FORMULA).any():
+            continue
         if not is_numeric_dtype(kind):
-            safe.isetitem(at, frame.iloc[:, at].map(_inert).array)
+            safe.isetitem(at, column.map(_inert).array)
     return str(safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC))
 
 

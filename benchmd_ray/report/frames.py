@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from benchmd_ray.errors import BenchmdError
@@ -215,6 +218,30 @@ def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
             for column, kind in columns.items()
         }
     )
+
+
+Part = tuple[Mapping[str, Any], Mapping[str, Sequence[Any] | npt.NDArray[Any]]]
+"""Values that rows share, and their other columns."""
+
+
+def frame_of_parts(name: str, parts: Sequence[Part]) -> pd.DataFrame:
+    """The named frame with the rows of all parts, which have the same columns.
+
+    Columns are put together whole: an object for each cell would take most of a report's memory.
+    """
+    if not parts:
+        return frame(name, ())
+    rows = np.repeat(np.arange(len(parts)), [len(next(iter(own.values()))) for _, own in parts])
+    columns = {}
+    for column, kind in FRAMES[name].items():
+        if column in parts[0][0]:
+            values = pd.Series([shared[column] for shared, _ in parts], dtype=kind).take(rows)
+        elif kind == "str":
+            values = pd.Series([*chain(*(own[column] for _, own in parts))], dtype=kind)
+        else:
+            values = pd.Series(np.concatenate([own[column] for _, own in parts]), dtype=kind)
+        columns[column] = values.array
+    return pd.DataFrame(columns)
 
 
 TECHNIQUES = {

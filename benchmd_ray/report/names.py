@@ -264,7 +264,8 @@ def _flat(determinants: Mapping[str, Any]) -> Flat:
             flat |= {f"{name}.{key}": text for key, text in _flat(value).items()}
         else:
             text = value if isinstance(value, str) else json.dumps(value)
-            flat[name] = text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
+            is_hash = len(text) == 64 and re.fullmatch("[0-9a-f]{64}", text)
+            flat[name] = text[:12] if is_hash else text
     return flat
 
 

@@ -19,7 +19,7 @@ from benchmd_ray.report.ensembles import averaged, shared_by_any
 from benchmd_ray.report.frames import CROSS_VALIDATION, LEAVE_ONE_OUT
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.rows import key_of
-from benchmd_ray.report.scored import Scored
+from benchmd_ray.report.scored import Scored, Units
 from benchmd_ray.runs.store import Run
 
 
@@ -101,6 +101,7 @@ def _pooled(runs: Sequence[Scored]) -> Scored:
         np.concatenate([getattr(run, name) for run in runs])[order]
         for name in ("targets", "scores")
     )
+    pooled = Units(targets, scores, units.iloc[order].reset_index(drop=True))
     folds = np.repeat(
         [held_out_fold(run)["number"] for run in runs], [len(run.units) for run in runs]
     )
@@ -108,9 +109,8 @@ def _pooled(runs: Sequence[Scored]) -> Scored:
         first,
         about={**first.about, **shared_by_any(runs), "catalog": stated["catalog"]},
         split=LEAVE_ONE_OUT if stated["leave_one_out"] else CROSS_VALIDATION,
-        targets=targets,
-        scores=scores,
-        units=units.iloc[order].reset_index(drop=True),
+        read=lambda: pooled,
+        known=None,
         parts=tuple(runs),
         folds=None if stated["leave_one_out"] else folds[order],
     )

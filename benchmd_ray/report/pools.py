@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from benchmd_ray.report.frames import KEY, place
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.protocols import fold_of
 from benchmd_ray.report.rows import contamination_of, key_of
-from benchmd_ray.report.scored import Scored
+from benchmd_ray.report.scored import Scored, Units
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
 from benchmd_ray.scores.sums import mean_over_classes
 from benchmd_ray.scores.support import Basis
@@ -110,19 +110,24 @@ class Pool:
 
 def _over(result: Scored, classes: Collection[str]) -> Scored:
     chosen = np.array([name in classes for name in result.classes])
-    values, resampled = {}, {}
-    for name, metric_values in result.values.items():
+    whole, resampled = dict(result.whole), dict(result.resampled)
+    for name, values in result.whole.items():
         if result.task in EXCLUSIVE and name == "accuracy":
-            values[name], resampled[name] = metric_values, result.resampled[name]
             continue
         undefined = result.task in EXCLUSIVE and name == "balanced_accuracy"
         kept = chosen & (not undefined)
         draws = result.resampled[name].copy()
         draws[:, 0] = mean_over_classes(draws[:, 1:][:, kept])
-        mean = mean_over_classes(np.array([metric_values.per_class])[:, kept])
-        values[name], resampled[name] = replace(metric_values, mean=float(mean[0])), draws
-    targets = np.where(chosen, result.targets, UNKNOWN).astype(np.int8)
-    return replace(result, targets=targets, values=values, resampled=resampled, intervals={})
+        mean = mean_over_classes(values[None, 1:][:, kept])
+        whole[name], resampled[name] = np.append(mean, values[1:]), draws
+
+    def read() -> Units:
+        targets = np.where(chosen, result.targets, UNKNOWN).astype(np.int8)
+        return result.read()._replace(targets=targets)
+
+    return replace(
+        result, read=cache(read), known=None, whole=whole, resampled=resampled, intervals={}
+    )
 
 
 def pools(results: Sequence[Scored], names: Mapping[Path, RowName]) -> tuple[list[Pool], list[str]]:
@@ -148,12 +153,12 @@ def pools(results: Sequence[Scored], names: Mapping[Path, RowName]) -> tuple[lis
 
 def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
     """Members on the same records, each run once, in order of fold and seed."""
-    counts = Counter(member.rows_digest for member in members)
+    counts = Counter(member.facts.rows for member in members)
     most = max(counts, key=lambda digest: counts[digest])
     notes, kept = [], {}
     for member in sorted(members, key=lambda m: (_order(m), m.run.folder.name)):
         name = f"{member.run.folder.name}: its predictions for {member.dataset} ({member.split})"
-        if member.rows_digest != most:
+        if member.facts.rows != most:
             notes.append(
                 f"{name} are excluded: they use another catalog than the other seeds. "
                 "Evaluate the runs again with one catalog."

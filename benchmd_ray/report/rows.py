@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +21,9 @@ from benchmd_ray.errors import BenchmdError, count_of, first_line
 from benchmd_ray.evaluation.registry import benchmarks, evaluations, published_for
 from benchmd_ray.report.contamination import contamination
 from benchmd_ray.report.contamination import together as contaminations
-from benchmd_ray.report.frames import FRAMES, frame
+from benchmd_ray.report.frames import FRAMES, Part, frame
 from benchmd_ray.report.names import RowName
-from benchmd_ray.report.scored import Scored
+from benchmd_ray.report.scored import Ends, Scored
 from benchmd_ray.runs.files import predictions_of
 from benchmd_ray.runs.predictions import CLASSIFIED, SHARED, read_predictions, shared_text
 from benchmd_ray.runs.store import Run
@@ -77,20 +78,20 @@ def key_of(result: Scored, row: RowName) -> dict[str, str]:
 
 def contamination_of(result: Scored) -> str:
     """What of the scored records the pretrainings of its models saw, each of its own."""
-    texts = (contamination(m.run, m.about, m.units["group_id"]) for m in result.models)
+    texts = (contamination(m.run, m.about, m.people()) for m in result.models)
     return contaminations(texts)
 
 
-def score_rows(result: Scored, row: RowName) -> Iterator[Row]:
+def score_rows(result: Scored, row: RowName) -> Part:
     """Rows of a measured result: each metric over all classes (``mean``) and of each class."""
     near = beside(result, row.protocol)
-    published = near is not None and near.unlike is None
+    is_published = near is not None and near.unlike is None
     shared = {
         "evaluation": CLASSIFIED.evaluation,
         **dict.fromkeys(("method", "regime", "use_case", "group"), ""),
         **key_of(result, row),
         "seed": result.run.description["seed"],
-        "records": len(result.targets),
+        "records": result.facts.size,
         "scored": result.predicted.scored,
         "patients": result.patients,
         **_of_catalog(result.run, result.dataset, result.about),
@@ -98,26 +99,24 @@ def score_rows(result: Scored, row: RowName) -> Iterator[Row]:
         "contamination": contamination_of(result),
         "run": result.run.folder.name,
     }
-    positives = (result.targets == 1).sum(axis=0)
-    for metric in result.values:
-        for column, name in enumerate(("mean", *result.classes)):
-            value = result.pooled(metric, column)
-            first = (metric, column) == ("auroc", 0)
-            yield {
-                **shared,
-                "metric": metric,
-                "class": name,
-                "value": value.mean,
-                "low": value.low,
-                "high": value.high,
-                "caution": value.caution,
-                "positives": int(positives[column - 1] if column else positives.sum()),
-                "effective": result.support.rarer[column - 1]
-                if column
-                else result.support.effective,
-                "paper": near.value if first and near and published else np.nan,
-                "published_in": near.source if first and near else "",
-            }
+    metrics, names, positives = [*result.whole], ("mean", *result.classes), result.facts.positives
+    paper = np.full((len(metrics), len(names)), np.nan)
+    sources = np.full(paper.shape, "", object)
+    if near and "auroc" in metrics:
+        first = metrics.index("auroc"), 0
+        paper[first], sources[first] = near.value if is_published else np.nan, near.source
+    ends = [result.intervals[metric] for metric in metrics]
+    columns: dict[str, Any] = {
+        "metric": [metric for metric in metrics for _ in names],
+        "class": names * len(metrics),
+        "value": np.concatenate([result.whole[metric] for metric in metrics]),
+        **{name: [*chain(*(getattr(e, name) for e in ends))] for name in Ends._fields},
+        "positives": (sum(positives), *positives) * len(metrics),
+        "effective": (result.support.effective, *result.support.rarer) * len(metrics),
+        "paper": paper.ravel(),
+        "published_in": sources.ravel(),
+    }
+    return shared, columns
 
 
 def other_rows(

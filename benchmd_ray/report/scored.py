@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,12 +29,19 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import cache_folder
 from benchmd_ray.files.cache import used
 from benchmd_ray.files.integrity import Damaged, is_whole, replacing_hashed
-from benchmd_ray.files.parquet import read_table
+from benchmd_ray.files.parquet import opened
 from benchmd_ray.modality.tasks import Task, TaskKind
 from benchmd_ray.runs.files import predictions_of
-from benchmd_ray.runs.predictions import CLASSIFIED, Predictions, read_predictions, task_of
+from benchmd_ray.runs.index import Index
+from benchmd_ray.runs.predictions import (
+    CLASSIFIED,
+    Predictions,
+    parsed_predictions,
+    read_predictions,
+    task_of,
+)
 from benchmd_ray.runs.store import Run
-from benchmd_ray.scores.metrics import Values, metric
+from benchmd_ray.scores.metrics import metric
 from benchmd_ray.scores.resampling import metric_over_folds, resampled, usual_threads
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
 from benchmd_ray.scores.support import Support, support
@@ -69,8 +76,8 @@ def kept(
     """
     path = cache_folder() / "report" / f"{_name(inputs, how)}.parquet"
     if is_whole(path):
-        with suppress(Damaged):
-            table = read_table(path, path, "")
+        with suppress(Damaged), opened(path, path, "") as file:
+            table = file.read(use_threads=False)
             if fits(table):
                 used(path)
                 return table
@@ -108,6 +115,38 @@ THREADS = 8
 """Most threads over all predictions; NumPy runs in parallel in them."""
 
 
+class Units(NamedTuple):
+    """What is scored of a split: CT scans with all their windows, otherwise records."""
+
+    targets: npt.NDArray[np.int8]
+    """(units, classes)."""
+    scores: Floats
+    """(units, classes)."""
+    about: pd.DataFrame
+    """unit_id, group_id and metadata of each unit."""
+
+
+class Facts(NamedTuple):
+    """What a report needs of units so often that the index has it."""
+
+    content: str
+    """Hash of targets, scores and patients."""
+    rows: str
+    """Hash of catalog, units, patients and targets: equal if the scored records are."""
+    size: int
+    positives: tuple[int, ...]
+    """By class."""
+    support: Support
+
+
+class Ends(NamedTuple):
+    """95 % intervals of a metric, columns as in `Scored.resampled`."""
+
+    low: Sequence[float]
+    high: Sequence[float]
+    caution: Sequence[str]
+
+
 @dataclass(frozen=True, eq=False)
 class Scored:
     """Predictions of a run for one split of a dataset."""
@@ -117,20 +156,17 @@ class Scored:
     """Description of the dataset in the predictions (`runs.predictions.DESCRIPTION`)."""
     split: str
     classes: tuple[str, ...]
-    targets: npt.NDArray[np.int8]
-    """(units, classes)."""
-    scores: Floats
-    """(units, classes)."""
-    units: pd.DataFrame
-    """unit_id, group_id and metadata of each unit."""
-    values: Mapping[str, Values]
-    """By metric, over all units."""
-    resampled: Mapping[str, Floats]
-    """By metric: (resamples, 1 + classes), the mean over classes first. For a metric without an
-    interval there are none: (0, 1 + classes).
+    read: Callable[[], Units]
+    """Its units; of unchanged predictions they are only read when this is called first."""
+    known: Facts | None = None
+    whole: Mapping[str, Floats] = field(default_factory=dict)
+    """By metric: the value over all units, (1 + classes,), the mean over classes first."""
+    resampled: Mapping[str, Floats] = field(default_factory=dict)
+    """By metric: (resamples, 1 + classes). For a metric without an interval there are none:
+    (0, 1 + classes).
     """
-    intervals: Mapping[tuple[str, int], Pooled] = field(default_factory=dict)
-    """By metric and column as in `resampled`: the values with their intervals, if cached."""
+    intervals: Mapping[str, Ends] = field(default_factory=dict)
+    """By metric."""
     parts: tuple[Scored, ...] = ()
     """Of a cross-validation: the results of its folds, each by a model of its own."""
     folds: npt.NDArray[np.intp] | None = None
@@ -140,6 +176,18 @@ class Scored:
     def models(self) -> tuple[Scored, ...]:
         """The results of single models that it is made of."""
         return self.parts or (self,)
+
+    @property
+    def targets(self) -> npt.NDArray[np.int8]:
+        return self.read().targets
+
+    @property
+    def scores(self) -> Floats:
+        return self.read().scores
+
+    @property
+    def units(self) -> pd.DataFrame:
+        return self.read().about
 
     @cached_property
     def groups(self) -> npt.NDArray[np.intp]:
@@ -161,39 +209,57 @@ class Scored:
         return task_of(self.about["task"])
 
     @cached_property
+    def facts(self) -> Facts:
+        """What is known of its units, or computed."""
+        return self.known or _facts(self)
+
+    @property
     def support(self) -> Support:
         """Effective numbers of its patients."""
-        return support(self.targets, self.groups)
+        return self.facts.support
 
     @property
     def patients(self) -> int:
         return self.support.patients
 
-    @cached_property
-    def rows_digest(self) -> str:
-        """Hash of catalog, units, patients and targets: equal if the scored records are."""
-        units = [self.units[name].tolist() for name in ("unit_id", "group_id")]
-        names = json.dumps([self.about["catalog"], *units])
-        content = names.encode() + np.ascontiguousarray(self.targets).tobytes()
-        return hashlib.sha256(content).hexdigest()
-
-    @cached_property
-    def _pooled(self) -> dict[tuple[str, int], Pooled]:
-        return {}
+    def people(self) -> Iterator[str]:
+        """Patients of its units; of results on the same records they are read once."""
+        yield from _people(_SameRows(self.facts.rows, self))
 
     def pooled(self, metric: str, column: int = 0) -> Pooled:
         """A metric with its interval, over all classes (column 0) or for a class."""
-        pooled = self.intervals.get((metric, column)) or self._pooled.get((metric, column))
-        if pooled is None:
-            value, drawn = self.whole[metric][column], self.resampled[metric][:, column]
-            pooled = pooled_seeds([float(value)], [drawn], self.support.basis(metric, column))
-            self._pooled[metric, column] = pooled
-        return pooled
+        ends, value = self.intervals[metric], float(self.whole[metric][column])
+        low, high, caution = ends.low[column], ends.high[column], ends.caution[column]
+        return Pooled(value, math.nan, low, high, 1, caution)
 
-    @cached_property
-    def whole(self) -> Mapping[str, Floats]:
-        """By metric: the value over all units, (1 + classes,), columns as in `resampled`."""
-        return {name: np.array([v.mean, *v.per_class]) for name, v in self.values.items()}
+
+@dataclass(frozen=True)
+class _SameRows:
+    rows: str
+    result: Scored = field(compare=False)
+
+
+@lru_cache(maxsize=64)
+def _people(of: _SameRows) -> list[str]:
+    people: list[str] = of.result.units["group_id"].tolist()
+    return people
+
+
+def _facts(result: Scored) -> Facts:
+    targets, scores, about = result.read()
+    arrays: dict[str, npt.NDArray[Any]] = {"targets": targets, "scores": scores}
+    arrays |= {"groups": result.groups}
+    if result.folds is not None:
+        arrays |= {"folds": result.folds}
+    names = [about[name].tolist() for name in ("unit_id", "group_id")]
+    rows = json.dumps([result.about["catalog"], *names]).encode()
+    return Facts(
+        content=_name(arrays, {}),
+        rows=hashlib.sha256(rows + np.ascontiguousarray(targets).tobytes()).hexdigest(),
+        size=len(targets),
+        positives=tuple((targets == 1).sum(axis=0).tolist()),
+        support=support(targets, result.groups),
+    )
 
 
 class Read(NamedTuple):
@@ -205,41 +271,72 @@ class Read(NamedTuple):
     """A note on each file that cannot be read."""
 
 
-def read_scored(run: Run) -> Read:
-    """All predictions of a finished run."""
+def read_scored(run: Run, index: Index | None = None) -> Read:
+    """All predictions of a finished run; with an index, unchanged ones are read when needed."""
     scored, skipped = [], []
     for path in predictions_of(run.folder):
         if path.parent.name != CLASSIFIED.evaluation:
             continue
         try:
-            predictions = read_predictions(path)
+            scored += _of_file(run, path, index)
         except BenchmdError as error:
             skipped.append(f"Skipped: {error}")
-            continue
-        scored += of_predictions(run, predictions)
     return Read(scored, skipped)
+
+
+def _of_file(run: Run, path: Path, index: Index | None) -> list[Scored]:
+    fresh: list[Scored] = []
+
+    def read() -> dict[str, Any]:
+        predictions = read_predictions(path)
+        fresh.extend(of_predictions(run, predictions))
+        facts = {result.split: _plain(result.facts) for result in fresh}
+        return {"about": predictions.description, "facts": facts}
+
+    if index is None:
+        read()
+        return fresh
+    known = index.known(run.folder, path.relative_to(run.folder).as_posix(), read)
+    return fresh or [
+        _unread(run, path, known["about"], split, _as_facts(facts))
+        for split, facts in known["facts"].items()
+    ]
+
+
+def _plain(facts: Facts) -> dict[str, Any]:
+    return facts._asdict() | {"support": asdict(facts.support)}
+
+
+def _as_facts(plain: Mapping[str, Any]) -> Facts:
+    return Facts(**_tuples({**plain, "support": Support(**_tuples(plain["support"]))}))
+
+
+def _tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
+
+
+def _unread(run: Run, path: Path, about: Mapping[str, str], split: str, known: Facts) -> Scored:
+    """A split of predictions that the index knows."""
+
+    def read() -> Units:
+        result = _of_split(run, parsed_predictions(path), split)
+        if result.facts.content != known.content:
+            raise BenchmdError(f"{path} was changed during the report. Make the report again.")
+        return result.read()
+
+    return Scored(run, about, split, task_of(about["task"]).classes, cache(read), known)
 
 
 def of_predictions(run: Run, predictions: Predictions) -> list[Scored]:
     """The predictions of a run for a dataset, split by split, without metrics."""
-    scored = []
-    for split in predictions.splits:
-        targets, scores, units = predictions.scored_split(split)
-        order = np.argsort(units["unit_id"].to_numpy(dtype=np.str_), kind="stable")
-        scored.append(
-            Scored(
-                run=run,
-                about=predictions.description,
-                split=split,
-                classes=predictions.classes,
-                targets=targets[order],
-                scores=scores[order],
-                units=units.iloc[order].reset_index(drop=True),
-                values={},
-                resampled={},
-            )
-        )
-    return scored
+    return [_of_split(run, predictions, split) for split in predictions.splits]
+
+
+def _of_split(run: Run, predictions: Predictions, split: str) -> Scored:
+    targets, scores, about = predictions.scored_split(split)
+    order = np.argsort(about["unit_id"].to_numpy(dtype=np.str_), kind="stable")
+    units = Units(targets[order], scores[order], about.iloc[order].reset_index(drop=True))
+    return Scored(run, predictions.description, split, predictions.classes, lambda: units)
 
 
 def measured(results: Sequence[Scored], metrics: Sequence[str], resamples: int) -> list[Scored]:
@@ -253,39 +350,27 @@ def measured(results: Sequence[Scored], metrics: Sequence[str], resamples: int) 
 
 
 def _measured(result: Scored, metrics: Sequence[str], resamples: int, threads: int) -> Scored:
-    inputs: dict[str, npt.NDArray[Any]] = {
-        "targets": result.targets,
-        "scores": result.scores,
-        "groups": result.groups,
-        **({} if result.folds is None else {"folds": result.folds}),
-    }
-    how = {"task": result.task, "metrics": list(metrics), "resamples": resamples}
+    how = {"units": result.facts.content, "task": result.task, "metrics": list(metrics)}
     stored = kept(
-        inputs,
-        how,
+        {},
+        {**how, "resamples": resamples},
         lambda: _compute(result, metrics, resamples, threads),
         lambda table: _fits(table, metrics, len(result.classes), resamples),
     )
-    values, resampled_of, columns = {}, {}, 1 + len(result.classes)
-    every = stored["value"].to_numpy().reshape(len(metrics), columns)
+    whole, resampled_of, intervals, columns = {}, {}, {}, 1 + len(result.classes)
+    values = stored["value"].to_numpy().reshape(len(metrics), columns)
+    ends = [stored[name].to_pylist() for name in Ends._fields]
     for place, name in enumerate(metrics):
-        mean, *per_class = every[place].tolist()
-        unscored = tuple(np.flatnonzero(np.isnan(per_class)).tolist())
-        values[name] = Values(mean, tuple(per_class), unscored)
-        draws = stored["draws"].slice(place * columns, columns).combine_chunks()
+        rows = slice(place * columns, (place + 1) * columns)
+        draws = stored["draws"].slice(rows.start, columns).combine_chunks()
+        whole[name] = values[place]
         resampled_of[name] = draws.flatten().to_numpy().reshape(columns, -1).T
-    return replace(result, values=values, resampled=resampled_of, intervals=_intervals(stored))
+        intervals[name] = Ends(*(part[rows] for part in ends))
+    return replace(
+        result, known=result.facts, whole=whole, resampled=resampled_of, intervals=intervals
+    )
 
 
-def _intervals(stored: pa.Table) -> dict[tuple[str, int], Pooled]:
-    columns = (stored[name].to_pylist() for name in INTERVAL)
-    return {
-        (name, column): Pooled(value, math.nan, low, high, 1, caution)
-        for name, column, value, low, high, caution in zip(*columns, strict=True)
-    }
-
-
-INTERVAL = ("metric", "column", "value", "low", "high", "caution")
 KEPT = pa.schema(
     [
         ("metric", pa.string()),

@@ -261,7 +261,7 @@ def _start(
         if other is not pool
         and all(other.key[name] == pool.key[name] for name in names)
         and other.key["setting"] == setting
-        and other.first.rows_digest == pool.first.rows_digest
+        and other.first.facts.rows == pool.first.facts.rows
         and bool(other.folds) == bool(pool.folds)
         and (not pool.folds or {*pool.folds} & {*other.folds})
         and _same(other.first.run, pool.first.run)

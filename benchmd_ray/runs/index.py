@@ -61,14 +61,14 @@ class Index:
 
     _stores: dict[Path, _Entries] = field(default_factory=dict)
 
-    def known(self, path: Path, read: Callable[[], Any]) -> Any:
+    def known(self, folder: Path, file: str, read: Callable[[], Any]) -> Any:
         """What ``read`` returns for a file of a run: from the index if the file has not changed.
 
         ``read`` verifies the file; what it returns is JSON-serialisable. If it raises, nothing is
         recorded.
         """
-        folder = path.parent
-        entries, name = self._of(folder.parent), f"{folder.name}/{path.name}"
+        path = folder / file
+        entries, name = self._of(folder.parent), f"{folder.name}/{file}"
         state = _state(path)
         entry = entries.of_files.get(name)
         if entry is not None and entry[0] == state:

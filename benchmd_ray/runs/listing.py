@@ -11,7 +11,7 @@ from benchmd_ray.errors import Busy, count_of
 from benchmd_ray.files.atomic import locked
 from benchmd_ray.runs import history
 from benchmd_ray.runs.files import LOCK
-from benchmd_ray.runs.history import last_metrics, read_metrics
+from benchmd_ray.runs.history import METRICS, last_metrics, read_metrics
 from benchmd_ray.runs.index import Index
 from benchmd_ray.runs.store import Run
 
@@ -100,8 +100,8 @@ def _reached(run: Run, index: Index) -> tuple[int, float]:
     if run.description["kind"] != "transfer":
         last = last_metrics(run.folder)
         return 0 if last is None else int(last["done"]), math.nan
-    path, best = run.folder / history.METRICS, f"validation_{run.modality.task.selected_by}"
-    known = index.known(path, lambda: _of_metrics(read_metrics(run.folder)))
+    best = f"validation_{run.modality.task.selected_by}"
+    known = index.known(run.folder, METRICS, lambda: _of_metrics(read_metrics(run.folder)))
     return known["done"], known["best"].get(best, math.nan)
 
 

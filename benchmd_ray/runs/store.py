@@ -294,10 +294,10 @@ def _read(folder: Path, index: Index | None = None) -> Run:
     if index is None:
         run = Run(folder, _description(folder))
         return Run(folder, run.description, run.done)
-    run = Run(folder, index.known(path, lambda: _description(folder)))
+    run = Run(folder, index.known(folder, RUN, lambda: _description(folder)))
     if not run.finished:
         return run
-    return Run(folder, run.description, index.known(folder / DONE, lambda: run.done))
+    return Run(folder, run.description, index.known(folder, DONE, lambda: run.done))
 
 
 def _description(folder: Path) -> dict[str, Any]:

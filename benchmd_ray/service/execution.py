@@ -74,8 +74,10 @@ class Execution:
         self.say, self.observers, self.shown = say, observers, shown
         self.nodes = Nodes(cpus, attached=attached, say=self._note)
         items = list(plan.items)
-        self.needs = {item.name: need_of(item) for item in items}
+        needs: dict[Need, Need] = {}  # equal ones are one object, which is found fast
+        self.needs = {item.name: needs.setdefault(n, n) for item in items for n in [need_of(item)]}
         self.items, self.store, self.weights = items, store, weights
+        self.by_name = {item.name: item for item in items}
         self.waiting = longest_first(items)
         self.rank = {item.name: number for number, item in enumerate(self.waiting)}
         self.running: dict[Any, RunningItem] = {}
@@ -146,7 +148,7 @@ class Execution:
     def _admit(self) -> None:
         """Start the items that fit, in order of rank."""
         left: list[Item] = []
-        full: set[Need] = set()
+        full: list[Need] = []
         """What did not fit; nothing ends meanwhile, so it need not be asked again."""
         waiting, self.waiting = self.waiting, left
         for number, item in enumerate(waiting):
@@ -155,7 +157,7 @@ class Execution:
                 self.ends["not_run"].append((item.name, cause))
                 continue
             need = self.needs[item.name]
-            if self._ready(item) and need not in full:
+            if need not in full and self._ready(item):
                 refusal = self.nodes.refusal(need)
                 if refusal:
                     self._fail(item, refusal, None)
@@ -165,7 +167,7 @@ class Execution:
                     self._start(item)
                     continue
                 if item.name not in self.alone:
-                    full.add(need)
+                    full.append(need)
                 now = time.monotonic()
                 if refusal is None and now - self.passed.setdefault(item.name, now) > PATIENCE:
                     left += waiting[number:]  # otherwise smaller ones would overtake it forever
@@ -334,7 +336,7 @@ class Execution:
         self.ends[how].append(item.name)
         self.observers.finished(item, folder, node)
         try:  # remove weights that are no longer needed
-            release_unneeded(item, self.items, self.folders)
+            release_unneeded(item, self.by_name, self.folders)
         except (BenchmdError, OSError) as error:
             self._note(f"{item.name}: nothing was freed: {error}")
 

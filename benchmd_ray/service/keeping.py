@@ -17,15 +17,15 @@ from benchmd_ray.service.plan import Item
 from benchmd_ray.service.steps import Progress
 
 
-def release_unneeded(ended: Item, items: Iterable[Item], folders: Mapping[str, Path]) -> int:
+def release_unneeded(ended: Item, items: Mapping[str, Item], folders: Mapping[str, Path]) -> int:
     """Remove weights of an item's run and of its predecessor if no item needs them; bytes freed."""
     return _release(items, (ended.name, ended.after), folders)
 
 
 def release_rest(items: Iterable[Item], folders: Mapping[str, Path], store: Path) -> int:
     """At the end of a plan, do the same for all items, including those done before it."""
-    chosen = list(items)
-    if all(item.settings.execution.keep != "predictions" for item in chosen):
+    chosen = {item.name: item for item in items}
+    if not any(map(_is_released, chosen.values())):
         return 0
     stored = backing_of(store).with_weights()
     return _release(chosen, [n for n, folder in folders.items() if folder.name in stored], folders)
@@ -75,18 +75,19 @@ def _source_of_weights(
 
 
 def _release(
-    items: Iterable[Item], names: Iterable[str | None], folders: Mapping[str, Path]
+    items: Mapping[str, Item], names: Iterable[str | None], folders: Mapping[str, Path]
 ) -> int:
     """Remove weights of the named items' runs if all items that depend on them are finished."""
-    chosen: dict[str, Item] = {}
-    needed: set[str | None] = set()
-    for item in items:
-        chosen[item.name] = item
-        if item.name not in folders:
-            needed.add(item.after)
-    freed = 0
-    for item in (chosen[name] for name in names if name in chosen):
-        keep = item.settings.execution.keep
-        if item.step.makes_run and keep == "predictions" and item.name not in needed:
-            freed += release(read_run(folders[item.name]), keep)
-    return freed
+    chosen = [n for n in names if n and n in items and _is_released(items[n])]
+    if not chosen:
+        return 0
+    needed = {item.after for item in items.values() if item.name not in folders}
+    return sum(
+        release(read_run(folders[name]), items[name].settings.execution.keep)
+        for name in chosen
+        if name not in needed
+    )
+
+
+def _is_released(item: Item) -> bool:
+    return item.step.makes_run and item.settings.execution.keep == "predictions"

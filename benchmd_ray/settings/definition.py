@@ -522,12 +522,15 @@ def settings_of(recorded: Mapping[str, Any]) -> Settings:
     """
     groups = {k: _group(k, json.dumps(v)) for k, v in recorded.items() if isinstance(v, dict)}
     others = {name: value for name, value in recorded.items() if name not in groups}
-    return dataclasses.replace(updated(Settings(), others), **groups)
+    return updated(dataclasses.replace(_DEFAULTS, **groups), others)
 
 
 @functools.lru_cache(maxsize=1024)
 def _group(name: str, content: str) -> Any:
-    return getattr(updated(Settings(), {name: json.loads(content)}), name)
+    return getattr(updated(_DEFAULTS, {name: json.loads(content)}), name)
+
+
+_DEFAULTS = Settings()
 
 
 def setting_names(group: type = Settings, above: str = "") -> Iterator[str]:

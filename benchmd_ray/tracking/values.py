@@ -11,6 +11,7 @@ import pandas as pd
 
 from benchmd_ray.evaluation.evaluation import Evaluation
 from benchmd_ray.evaluation.registry import evaluations
+from benchmd_ray.report.frames import frame_of_parts
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.rows import score_rows, whole_rows
 from benchmd_ray.report.scored import measured, of_predictions
@@ -80,7 +81,8 @@ def _score_rows(folder: Path, dataset: str, evaluation: Evaluation) -> list[Any]
         scored = evaluation.scores(predictions, RESAMPLES)
         return whole_rows(scored.assign(dataset=dataset)).to_dict("records")
     results = measured(of_predictions(read_run(folder), predictions), ("auroc",), RESAMPLES)
-    return [row for result in results for row in score_rows(result, RowName("", ""))]
+    parts = [score_rows(result, RowName("", "")) for result in results]
+    return frame_of_parts("rows", parts).to_dict("records")
 
 
 def shown_of_search(search: str, about: Mapping[str, Any]) -> dict[str, Any]:

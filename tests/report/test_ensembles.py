@@ -166,7 +166,7 @@ def test_windows_are_averaged_before_they_are_pooled_to_a_scan(tmp_path):
     made = averaged(found)
     assert made.scores == pytest.approx(mean)
     assert not np.allclose(mean, np.mean([one.scores for one in found], axis=0))
-    assert made.rows_digest == found[0].rows_digest
+    assert made.facts.rows == found[0].facts.rows
 
 
 def test_predictions_of_other_records_are_not_averaged(tmp_path):

@@ -1,9 +1,11 @@
 """What a report keeps for the next one gives the same results, and never stale ones."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +16,9 @@ from benchmd_ray.files.integrity import write_hash
 from benchmd_ray.report import scored
 from benchmd_ray.report import scored as module
 from benchmd_ray.report.scored import kept, measured, read_scored
+from benchmd_ray.runs import index as indexes
+from benchmd_ray.runs.index import indexed
+from benchmd_ray.scores.support import support
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +151,85 @@ def test_measured_from_the_cache_equals_measured_anew(tmp_path, cache):
     for one, other in zip(fresh, again, strict=True):
         for name in names:
             np.testing.assert_array_equal(one.resampled[name], other.resampled[name])
-            np.testing.assert_equal(vars(one.values[name]), vars(other.values[name]))
+            np.testing.assert_array_equal(one.whole[name], other.whole[name])
+            assert str(one.intervals[name]) == str(other.intervals[name])  # some are NaN
+
+
+@pytest.fixture
+def indexing(monkeypatch):
+    """Files are indexed at once; gives the paths of the predictions that are read."""
+    monkeypatch.setattr(indexes, "LEAST", 1)
+    monkeypatch.setattr(indexes, "SETTLED_NS", 0)
+    paths = []
+    for name in ("read_predictions", "parsed_predictions"):
+        usual = getattr(scored, name)
+        noting = partial(lambda usual, path: paths.append(path) or usual(path), usual)
+        monkeypatch.setattr(scored, name, noting)
+    return paths
+
+
+def results(run):
+    with indexed() as index:
+        read = read_scored(run, index)
+        return measured(read.scored, ("auroc", "f1"), 50), read.skipped
+
+
+def test_unchanged_predictions_are_read_only_for_their_units(tmp_path, indexing):
+    run = make_transfer(tmp_path / "runs")
+    predict_all(run, {"ptb-xl": ECG_DATA["ptb-xl"]})
+    fresh, _ = results(run)
+    assert len(indexing) == 1
+    again, _ = results(run)
+    assert len(indexing) == 1
+    for one, other in zip(fresh, again, strict=True):
+        assert (one.about, one.split, one.classes) == (other.about, other.split, other.classes)
+        assert other.facts == one.facts
+        assert one.facts.support == support(one.targets, one.units["group_id"])
+        for name in ("auroc", "f1"):
+            np.testing.assert_array_equal(one.resampled[name], other.resampled[name])
+            np.testing.assert_array_equal(one.whole[name], other.whole[name])
+    assert len(indexing) == 1
+    for one, other in zip(fresh, again, strict=True):
+        np.testing.assert_array_equal(one.scores, other.scores)
+        np.testing.assert_array_equal(one.targets, other.targets)
+        pd.testing.assert_frame_equal(one.units, other.units)
+    assert len(indexing) == 1 + len(again)  # each split once
+
+
+def test_patients_of_the_same_records_are_read_once(tmp_path, indexing):
+    runs = [make_transfer(tmp_path / "runs", seed=seed) for seed in range(3)]
+    for run in runs:
+        predict_all(run, {"ptb-xl": {"validation": 80 + 8 * (run is runs[2])}})
+        results(run)
+    indexing.clear()
+    people = [[*result.people()] for run in runs for result in results(run)[0]]
+    assert people[0] == people[1] != people[2]
+    assert len(indexing) == 2
+    assert people[2] == results(runs[2])[0][0].units["group_id"].tolist()
+
+
+def test_predictions_that_were_written_in_place_are_read_again(tmp_path, indexing):
+    run = make_transfer(tmp_path / "runs")
+    predict_all(run, {"ptb-xl": {"validation": 80}})
+    results(run)
+    (path,) = indexing
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    found, skipped = results(run)
+    assert not found
+    assert "SHA-256 is not the one" in skipped[0]
+
+
+def test_predictions_that_change_during_a_report_are_refused(tmp_path, indexing):
+    run = make_transfer(tmp_path / "runs")
+    predict_all(run, {"ptb-xl": {"validation": 80}})
+    results(run)
+    (again,), _ = results(run)
+    predict_all(run, {"ptb-xl": {"validation": 90}})
+    with pytest.raises(
+        BenchmdError, match=r"was changed during the report\. Make the report again"
+    ):
+        _ = again.units
 
 
 def test_a_result_of_another_form_is_computed_again(cache):
@@ -179,7 +262,7 @@ def test_scores_of_another_shape_are_computed_again(tmp_path, cache, change):
     (again,) = measured(read_scored(run).scored, ("auroc", "f1"), 20)
     for name in ("auroc", "f1"):
         np.testing.assert_array_equal(again.resampled[name], fresh.resampled[name])
-        np.testing.assert_equal(again.values[name], fresh.values[name])
+        np.testing.assert_array_equal(again.whole[name], fresh.whole[name])
 
 
 def test_a_result_that_was_exchanged_with_another_is_computed_again(cache):

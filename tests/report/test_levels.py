@@ -30,7 +30,7 @@ from benchmd_ray.report.compared import contest_rows, difference
 from benchmd_ray.report.ensembles import ensembles
 from benchmd_ray.report.names import names_of
 from benchmd_ray.report.pools import pools
-from benchmd_ray.report.scored import Scored, measured, read_scored
+from benchmd_ray.report.scored import Scored, Units, measured, read_scored
 from benchmd_ray.report.tuning_frames import tuned_pairs
 
 CLASSES = MODALITIES["ecg"].task.classes[:3]
@@ -94,11 +94,7 @@ def scored(run, catalog, units, patient, targets, scores):
         | {"catalog": catalog, "task": json.dumps(asdict(task))},
         split="test",
         classes=CLASSES,
-        targets=targets,
-        scores=scores,
-        units=pd.DataFrame({"unit_id": units, "group_id": names}),
-        values={},
-        resampled={},
+        read=lambda: Units(targets, scores, pd.DataFrame({"unit_id": units, "group_id": names})),
     )
 
 

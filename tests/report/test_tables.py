@@ -20,7 +20,7 @@ from benchmd_ray.files.integrity import write_hash
 from benchmd_ray.report import tables
 from benchmd_ray.report.analysis import Analysis, analyse, blocks
 from benchmd_ray.report.formats import aligned
-from benchmd_ray.report.frames import FRAMES, frame
+from benchmd_ray.report.frames import FRAMES, frame_of_parts
 from benchmd_ray.report.names import names_of
 from benchmd_ray.report.notes import notes
 from benchmd_ray.report.rows import unfinished
@@ -83,7 +83,7 @@ def rows_of(*made):
     """Score rows of AUROC."""
     named = names_of(made)
     found = blocks(made, named, ("auroc",), 100)
-    return frame("rows", (row for block in found for row in block.rows))
+    return frame_of_parts("rows", [part for block in found for part in block.rows])
 
 
 def cells(*made):

@@ -106,7 +106,7 @@ def test_a_plan_frees_weights_as_soon_as_nothing_needs_them(ecg_catalogs, tmp_pa
     source, target = paths
     first = pretrain_run("mae", source, tmp_path, SMALL)
     folders = {pretraining.name: first.folder}
-    items = (pretraining, transfer, evaluation)
+    items = {item.name: item for item in (pretraining, transfer, evaluation)}
     assert release_unneeded(pretraining, items, folders) == 0
     second = transfer_run(source, tmp_path, SMALL, upstream=first.folder)
     folders[transfer.name] = second.folder
@@ -136,7 +136,7 @@ def test_a_pretraining_that_seeds_share_stays_until_all_are_done(tmp_path, monke
     for seed in (0, 1):
         for item in (i for i in items if i is not shared and i.seed == seed):
             folders[item.name] = tmp_path / f"transfer-{seed}"
-            release_unneeded(item, items, folders)
+            release_unneeded(item, {item.name: item for item in items}, folders)
         assert (("shared", "predictions") in released) == (seed == 1)
     assert {name for name, _ in released} == {"shared", "transfer-0", "transfer-1"}
 
