@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +20,10 @@ WIDTH = 256
 """Numbers of each of the two parts of a sketch."""
 ALIKE = 0.995
 """Correlation from which predictions count as nearly the same."""
+HALVES = (slice(WIDTH), slice(WIDTH, None))
 SAME = 1 - 1e-6
-BLOCK = 256
-"""Sketches that are compared with all others at a time."""
-
-
-class Copy(NamedTuple):
-    """Two sketches that are alike."""
-
-    a: int
-    b: int
-    correlation: float
+MOST = 10
+"""Others that are named for one."""
 
 
 def sketch(scores: Floats) -> Sketch:
@@ -53,19 +45,25 @@ def _hashing(size: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int8]]:
     return places, (2 * rng.integers(0, 2, size) - 1).astype(np.int8)
 
 
-def copies(sketches: Sequence[Sketch], owners: Sequence[object]) -> Iterator[Copy]:
-    """Pairs of different owners, of one dataset, that are alike in scores or in their order."""
-    if not sketches:
-        return
-    whole = np.stack(sketches)
+def copies(
+    sketches: Sequence[Sketch], owners: Sequence[object]
+) -> Iterator[list[tuple[int, float]]]:
+    """For each entry those of other owners that are alike in scores or in their order.
+
+    Args:
+        sketches: Of each entry, (runs, 2 × `WIDTH`).
+        owners: Whose each is.
+
+    Yields:
+        Numbers of at most `MOST` entries with the correlation, the largest first.
+    """
+    whole = np.concatenate(sketches)
+    starts = np.cumsum([0, *map(len, sketches[:-1])])
     numbers = {name: number for number, name in enumerate(dict.fromkeys(owners))}
     owner = np.array([numbers[name] for name in owners])
-    for start in range(0, len(whole), BLOCK):
-        block = whole[start : start + BLOCK]
-        alike = np.maximum(
-            block[:, :WIDTH] @ whole[:, :WIDTH].T, block[:, WIDTH:] @ whole[:, WIDTH:].T
-        )
-        near = (alike >= ALIKE) & (owner[start : start + BLOCK, None] != owner)
-        for row, b in np.argwhere(near):
-            if start + row < b:
-                yield Copy(int(start + row), int(b), min(1.0, float(alike[row, b])))
+    for entry, rows in enumerate(sketches):
+        halves = ((rows[:, part] @ whole[:, part].T).max(axis=0) for part in HALVES)
+        alike = np.maximum.reduceat(np.maximum(*halves), starts)
+        alike[owner == owner[entry]] = -1
+        order = np.argsort(-alike, kind="stable")[:MOST]
+        yield [(int(n), min(1.0, float(alike[n]))) for n in order if alike[n] >= ALIKE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -82,7 +83,12 @@ def board() -> None:
 @click.argument("catalogs", type=CATALOG, nargs=-1, required=True)
 @BOARD
 @click.option("--out", type=FILE, required=True, help="Parquet file to write.")
-def board_digest(catalogs: tuple[Path, ...], *, board: str, out: Path) -> None:
+@click.option(
+    "--subgroups",
+    is_flag=True,
+    help="Add age bands and sexes, for scores of subgroups. Such a file cannot be published.",
+)
+def board_digest(catalogs: tuple[Path, ...], *, board: str, out: Path, subgroups: bool) -> None:
     """Write the digests of official CATALOGS: which records are scored, their patients and labels.
 
     Names are hashed by the board's key; labels are as they are. Each dataset is scored on its test
@@ -95,7 +101,8 @@ def board_digest(catalogs: tuple[Path, ...], *, board: str, out: Path) -> None:
     from benchmd_ray.board.official import write_digests
     from benchmd_ray.data.catalog import open_catalog
 
-    for about in write_digests([open_catalog(path) for path in catalogs], board_key(board), out):
+    opened = [open_catalog(path) for path in catalogs]
+    for about in write_digests(opened, board_key(board), out, subgroups=subgroups):
         echo(f"{about.name} ({about.split}): {', '.join(about.task.classes)}")
     echo(f"written: {out}, {out.stat().st_size:,} bytes, with the labels of every record")
 
@@ -142,8 +149,7 @@ def board_build(
 
     require_site(out)
     keys = {} if submitters is None else read_submitters(submitters)
-    display = progress("board", len(bundles), "bundles")
-    try:
+    with closing(progress("board", len(bundles), "bundles")) as display:
         made = board_of(
             bundles,
             read_official(digests),
@@ -152,8 +158,6 @@ def board_build(
             submitters=keys,
             done=display.update,
         )
-    finally:
-        display.close()
     for each in made.refused:
         echo(f"refused: {each.name}: {each.reason}")
     for line in made.remarks():
@@ -174,14 +178,14 @@ def board_verify(site: Path, *, digests: Path | None) -> None:
     benchmd board verify site
     benchmd board verify site --catalog-digests official.parquet
     """
-    from benchmd_ray.board.site import bundles_of, verify
+    from benchmd_ray.board.official import read_official
+    from benchmd_ray.board.site import bundles_of, labels_of, verify
     from benchmd_ray.console.progress import progress
 
-    display = progress("verify", len(bundles_of(site)), "bundles")
-    try:
-        differences = list(verify(site, digests, display.update))
-    finally:
-        display.close()
+    official = read_official(digests or labels_of(site))
+    echo(f"official labels{'' if digests else ' that the site publishes'}: {official.sha256}")
+    with closing(progress("verify", len(bundles_of(site)), "bundles")) as display:
+        differences = list(verify(site, official, display.update))
     for line in differences:
         echo(line)
     if differences:
