@@ -272,8 +272,6 @@ def _checked(about: Description) -> Description:
             f"pages would not show its submitter {shown(about.submitter)} as written: name one "
             "without folders, doubled or outer spaces, and with something visible"
         )
-    for run in about.runs:
-        _require_setting(run)
     keys = [(run.run, p.dataset, p.evaluation, p.condition) for run, p in about.parts]
     if len(set(keys)) < len(keys):
         raise Refused("it has the predictions of a run for a dataset twice")
@@ -284,18 +282,23 @@ def _checked(about: Description) -> Description:
     (entry, seed), count = Counter((run.entry, run.seed) for run in about.runs).most_common(1)[0]
     if count > 1:
         raise Refused(f"{count} runs of {shown(entry[0])} have the seed {seed}: submit one of them")
-    settings = {digest(run.settings): run.settings for run in about.runs}  # each once in memory
-    runs = [replace(run, settings=settings[digest(run.settings)]) for run in about.runs]
+    settings = {digest(run.settings): run.settings for run in about.runs}
+    transfers = {name: _setting(stated) for name, stated in settings.items()}
+    runs = []
+    for run in about.runs:
+        name = digest(run.settings)
+        if transfers[name] != run.setting:
+            which = f"settings of {run.run} are those of {transfers[name]}"
+            raise Refused(f"{which}, not of {shown(run.setting)}")
+        runs.append(replace(run, settings=settings[name]))  # equal ones once in memory
     return replace(about, runs=runs)
 
 
-def _require_setting(run: PackedRun) -> None:
-    """Refuse settings that are incomplete, invalid, or of another transfer than is stated."""
-    if run.settings.keys() - {"pretrain"} != STATED:
-        raise Refused(f"settings of {run.run}: expected those of {', '.join(sorted(STATED))}")
+def _setting(settings: dict[str, Any]) -> str:
+    """The transfer setting that settings are of; incomplete or invalid ones are refused."""
+    if settings.keys() - {"pretrain"} != STATED:
+        raise Refused(f"its settings are not those expected: {', '.join(sorted(STATED))}")
     try:
-        setting = updated(Settings(), run.settings).transfer.setting
+        return updated(Settings(), settings).transfer.setting
     except BenchmdError as error:
-        raise Refused(f"settings of {run.run}: {error}") from error
-    if setting != run.setting:
-        raise Refused(f"settings of {run.run} are those of {setting}, not of {shown(run.setting)}")
+        raise Refused(f"settings: {error}") from error

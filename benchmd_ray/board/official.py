@@ -47,12 +47,14 @@ SCHEMA = pa.schema(
     [
         ("dataset", pa.int32()),
         *((name, HASHES) for name in NAMES),
-        ("target", pa.binary()),
+        ("target", pa.string()),
         *((name, pa.string()) for name in SUBGROUPS),
     ]
 )
-"""``target`` has a byte for each class, as int8. The file is not compressed and no column is
-nested, so that it decodes to what it takes; a site's is not to be believed."""
+"""``target`` has a letter of `LABELS` for each class. The file is not compressed and no column is
+nested, so that it decodes to little more than it takes: a site's is not to be believed."""
+LABELS = b"?01"
+"""An unknown label, -1, then 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,8 @@ def _rows(table: pa.Table, dataset: str, number: int, key: BoardKey) -> pa.Table
         kind: pa.array(key.hashes(kind, dataset, table[name].to_pylist()), HASHES)
         for kind, name in NAMES.items()
     }
-    targets = [row.tobytes() for row in decode_targets(table["target"])]
+    letters = np.frombuffer(LABELS, np.uint8)[decode_targets(table["target"]) + 1]
+    targets = [row.tobytes().decode() for row in letters]
     people = table.select([n for n in SUBGROUPS if n in table.column_names]).to_pandas()
     groups = {name: labels_of(people, name) for name in people}
     nothing = dict.fromkeys(SUBGROUPS, [None] * len(table))
@@ -264,9 +267,10 @@ def _dataset(about: AboutDataset, rows: pa.Table, path: Path) -> OfficialDataset
         {len(target) for target in columns["target"]} != {classes}
     ):
         raise Damaged(path, f"its labels of {shown(about.name)} are not of its classes", REMEDY)
-    targets = np.frombuffer(b"".join(columns["target"]), np.int8).reshape(-1, classes)
-    if records != sorted(set(records)) or not np.isin(targets, (-1, 0, 1)).all():
+    letters = "".join(columns["target"]).encode("ascii", "replace")
+    if records != sorted(set(records)) or {*letters} - {*LABELS}:
         raise Damaged(path, f"records of {shown(about.name)} are doubled or unlike", REMEDY)
+    targets = np.array([LABELS.index(letter) - 1 for letter in letters], np.int8)
     unit, patient = ([name.hex() for name in columns[kind]] for kind in ("unit", "patient"))
     subgroups = {name: columns[name] for name in SUBGROUPS if any(columns[name])}
-    return OfficialDataset(about, records, targets, unit, patient, subgroups)
+    return OfficialDataset(about, records, targets.reshape(-1, classes), unit, patient, subgroups)

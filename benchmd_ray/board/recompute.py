@@ -27,9 +27,11 @@ from benchmd_ray.evaluation.registry import evaluations
 from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.report.scored import kept
 from benchmd_ray.scores.metrics import METRICS, metric
+from benchmd_ray.scores.ranking import Ranked, rank
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.scores.seeds import pooled_seeds
 from benchmd_ray.scores.subgroups import by_subgroup
+from benchmd_ray.scores.sums import mean_over_classes
 from benchmd_ray.scores.support import support
 
 Floats = npt.NDArray[np.float64]
@@ -242,11 +244,10 @@ class _Auroc(NamedTuple):
 
 
 def _auroc(scores: Sequence[Floats], dataset: OfficialDataset, resamples: int) -> _Auroc:
-    about = (dataset.unit_targets, dataset.groups, dataset.about.task.kind)
-    targets, groups, kind = about
+    targets, groups, kind = dataset.unit_targets, dataset.groups, dataset.about.task.kind
     counts, columns = support(targets, groups), range(1 + targets.shape[1])
     bases = [counts.basis("auroc", column) for column in columns]
-    values = [metric("auroc", targets, each, kind) for each in scores]
+    values = [_metric("auroc", [each], dataset) for each in scores]
     draws = [np.empty((0, len(columns)))] * len(scores)
     if not all(basis.no_interval for basis in bases):
         draws = [
@@ -254,7 +255,7 @@ def _auroc(scores: Sequence[Floats], dataset: OfficialDataset, resamples: int) -
         ]
     pooled = [
         pooled_seeds(
-            [(v.mean, *v.per_class)[column] for v in values],
+            [value[column] for value in values],
             [drawn[:, column] for drawn in draws],
             basis,
         )
@@ -266,9 +267,18 @@ def _auroc(scores: Sequence[Floats], dataset: OfficialDataset, resamples: int) -
 
 def _metric(name: str, scores: Sequence[Floats], dataset: OfficialDataset) -> Floats:
     """Mean over seeds, (1 + classes,): the mean over classes first."""
-    kind = dataset.about.task.kind
-    values = [metric(name, dataset.unit_targets, each, kind) for each in scores]
-    return np.asarray(np.mean([(v.mean, *v.per_class) for v in values], axis=0))
+    targets, how = dataset.unit_targets, METRICS[name].how
+    once = np.ones((1, dataset.patients), np.int64)
+    values = []
+    for each in scores:
+        if isinstance(how, Ranked):  # scikit-learn's checks would take most of the time
+            pairs = zip(targets.T, each.T, strict=True)
+            per_class = [how.weighted(rank(*pair, dataset.groups), once)[0] for pair in pairs]
+            values.append([float(mean_over_classes(np.array(per_class))), *per_class])
+        else:
+            whole = metric(name, targets, each, dataset.about.task.kind)
+            values.append([whole.mean, *whole.per_class])
+    return np.asarray(np.mean(values, axis=0))
 
 
 def _subgroups(
