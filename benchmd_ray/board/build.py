@@ -15,7 +15,6 @@ from benchmd_ray.board.ranking import Contest, Placed, contests, division
 from benchmd_ray.board.recompute import RESAMPLES, Entry, entries
 from benchmd_ray.board.rerun import command
 from benchmd_ray.console.terminal import visible
-from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.table import text_of
 from benchmd_ray.scores.resampling import usual_threads
 
@@ -49,23 +48,6 @@ class Board:
     """By `entry_id` and dataset: entries of others with (nearly) the same predictions, and their
     correlation."""
     refused: Sequence[RefusedBundle]
-
-    def remarks(self) -> list[str]:
-        """What an organiser should look at."""
-        names = {
-            f"shared name: {whose(entry)}, also of {', '.join(map(whose, others))}"
-            for entry in self.entries
-            if (others := self.namesakes(entry))
-        }
-        by_id = {entry_id(entry): entry for entry in self.entries}
-        copied = [
-            f"alike: on {dataset} {a.first.row} of {whose(a)} has {alike_text(correlation)} "
-            f"{b.first.row} of {whose(b)}"
-            for (name, dataset), others in sorted(self.alike.items())
-            for a, (b, correlation) in ((by_id[name], other) for other in others)
-            if name < entry_id(b)
-        ]
-        return [*sorted(names), *copied]
 
     def namesakes(self, entry: Entry) -> list[Entry]:
         """An entry of each other key by the same name, or of none."""
@@ -102,9 +84,6 @@ def board_of(
         refused: Bundles that were refused before.
         submitters: Key by compared name of those whose names belong to them.
         done: Called with the number of bundles read so far.
-
-    Raises:
-        BenchmdError: No bundle is on the board.
     """
 
     def read(folder: Path) -> list[Entry] | RefusedBundle:
@@ -194,10 +173,3 @@ def alike_text(correlation: float) -> str:
     if correlation >= SAME:
         return "the same predictions as"
     return f"nearly the same predictions (correlation {correlation:.4f}) as"
-
-
-def require_some(board: Board) -> None:
-    """Refuse to write a site without entries."""
-    if not board.entries:
-        reasons = " ".join(f"{each.name}: {each.reason}." for each in board.refused[:3])
-        raise BenchmdError(f"no bundle can be on the board. {reasons}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ from pydantic import Field
 from benchmd_ray.board.keys import HASH_BYTES, KEY, Signature, is_signed
 from benchmd_ray.board.submitters import compared, is_shown_as_written
 from benchmd_ray.errors import NAME, BenchmdError, count_of, shown
-from benchmd_ray.files.atomic import digest, json_bytes
+from benchmd_ray.files.atomic import digest
 from benchmd_ray.files.integrity import MAX_JSON_BYTES, Damaged, parsed_json
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.schema.typed import Count, Name, typed
@@ -188,13 +188,6 @@ def read_part(bundle: Bundle, number: int, records: int, classes: int) -> npt.ND
     if sha256(content).hexdigest() != bundle.about.parts[number][1].sha256:
         raise Refused(f"{place} was changed while it was read")
     return np.frombuffer(content, form)
-
-
-def write_about(folder: Path, about: Description) -> bytes:
-    """Write ``bundle.json``; returns its bytes, which a signature is of."""
-    content = json_bytes(asdict(about))
-    (folder / ABOUT).write_bytes(content)
-    return content
 
 
 def read_bundle(folder: Path) -> Bundle:

@@ -18,6 +18,8 @@ from benchmd_ray.report.frames import with_mode
 from benchmd_ray.report.table import text_of
 
 FORMAT = 1
+FLAGS = ("copy?", "shared name")
+"""Of entries that an organiser should look at."""
 Row = dict[str, Any]
 Places = Mapping[tuple[str, str], tuple[Contest, Placed]]
 """Where entries are placed, by `entry_id` and dataset."""
@@ -77,7 +79,8 @@ def name_of(entry: Entry) -> str:
 def _entry(board: Board, entry: Entry, places: Places) -> Row:
     run, bundle, name = entry.first, entry.bundle, entry_id(entry)
     copied = any(board.alike.get((name, dataset)) for dataset in entry.results)
-    flag = "copy?" if copied else "shared name" if board.namesakes(entry) else ""
+    unknown = "" if bundle.signer else "not signed"
+    flag = FLAGS[0] if copied else FLAGS[1] if board.namesakes(entry) else unknown
     counts = [each.parameters for each in entry.runs]
     stated = {n: v for n, v in vars(run).items() if n not in ("run", "seed", "predictions")}
     return {
@@ -88,7 +91,7 @@ def _entry(board: Board, entry: Entry, places: Places) -> Row:
         "submitter": bundle.about.submitter,
         "key": bundle.signer,
         "whose": whose(entry),
-        "flag": flag or ("" if bundle.signer else "not signed"),
+        "flag": flag,
         "hardware": [*dict.fromkeys(text for each in entry.runs for text in each.hardware)],
         "parameters": None if None in counts else max(n for n in counts if n is not None),
         "device_hours": cost_of(entry),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,6 @@ from benchmd_ray.board.bundle import (
     PackedRun,
     Part,
     read_bundle,
-    write_about,
     write_part,
 )
 from benchmd_ray.board.keys import BoardKey, Signature, signed
@@ -36,7 +35,7 @@ from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import PERSON
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.evaluation.registry import evaluations
-from benchmd_ray.files.atomic import TEMPORARY
+from benchmd_ray.files.atomic import TEMPORARY, json_bytes
 from benchmd_ray.report.contamination import contamination
 from benchmd_ray.report.names import names_of
 from benchmd_ray.report.protocols import fold_of
@@ -47,19 +46,12 @@ from benchmd_ray.runs.store import Run, read_stores
 
 SCORES = "scores"
 LEAVES = (
-    "of each record its keyed hash and the model's scores",
-    "of each run technique, settings, seed, versions, hardware (models of processors or GPUs), "
+    "leaves:",
+    "  of each record its keyed hash and the model's scores",
+    "  of each run technique, settings, seed, versions, hardware (models of processors or GPUs), "
     "device hours, number of weights, contamination",
+    "stays: labels, patients, ages, sexes, sites, names of files, signals, weights",
 )
-STAYS = "labels, patients, ages, sexes, sites, names of files, signals, weights"
-
-
-@dataclass(frozen=True)
-class Packing:
-    """What is packed, and why other runs and predictions are not."""
-
-    about: Description
-    skipped: Sequence[str]
 
 
 def pack_stores(
@@ -70,11 +62,11 @@ def pack_stores(
     key_file: Path | None,
     keep: bool,
     **choice: Any,
-) -> tuple[list[str], bool]:
+) -> list[str]:
     """Pack runs of stores into a bundle that does not exist; ``choice`` are arguments of `pack`.
 
     Signed with ``key_file`` if there is one; written only with ``keep``. Returns what leaves, line
-    by line, and whether it was written.
+    by line.
     """
     if out.exists():
         raise BenchmdError(f"{out} exists: nothing was written. Choose another --out.")
@@ -84,18 +76,13 @@ def pack_stores(
     with TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as temporary, closing(display):
         folder = Path(temporary) / "bundle"
         folder.mkdir()
-        packing = pack(stored.found, folder, key, done=display.update, **choice)
+        skipped = pack(stored.found, folder, key, done=display.update, **choice)
         if key_file is not None:
             write_signature(folder, signed((folder / ABOUT).read_bytes(), key_file))
-        bundle = read_bundle(folder)  # as a board will
-        lines = [*leaving(packing, bundle, key), *stored.notes]
+        lines = [*leaving(read_bundle(folder), key)]  # as a board will read it
         if keep:
             folder.rename(out)
-    return lines, keep
-
-
-class _Left(BenchmdError):
-    """Predictions that are not packed."""
+    return [*lines, *(f"not packed: {note}" for note in skipped), *stored.notes]
 
 
 def pack(
@@ -108,7 +95,7 @@ def pack(
     licence: str = "",
     datasets: Sequence[str] = (),
     done: Callable[[int], None] = lambda count: None,
-) -> Packing:
+) -> list[str]:
     """Write a bundle, unsigned, into an empty folder; see `write_signature`.
 
     Args:
@@ -120,6 +107,9 @@ def pack(
         licence: Terms of the predictions.
         datasets: Only these; empty for all.
         done: Called with the number of runs read so far.
+
+    Returns:
+        Which runs and predictions are not packed, and why.
 
     Raises:
         BenchmdError: There is nothing to pack.
@@ -168,8 +158,8 @@ def pack(
         benchmd_ray=__version__,
         runs=packed,
     )
-    write_about(folder, about)
-    return Packing(about, skipped)
+    (folder / ABOUT).write_bytes(json_bytes(asdict(about)))
+    return skipped
 
 
 def write_signature(folder: Path, signature: Signature) -> None:
@@ -192,10 +182,12 @@ def _parts(run: Run, path: Path, key: BoardKey, folder: Path, number: int) -> li
     name = path.parent.name
     evaluation = evaluations().get(name)
     if evaluation is None:
-        raise _Left(f"no benchmark here has the evaluation {name}, so it is not packed")
+        raise BenchmdError(f"no benchmark here has the evaluation {name}, so it is not packed")
     predictions = read_predictions(path, evaluation.form)
     if not {*IDENTIFIERS, SCORES, "target"} <= set(predictions.table.column_names):
-        raise _Left(f"{name} of {path.stem} is not packed: it has more than scores of records")
+        raise BenchmdError(
+            f"{name} of {path.stem} is not packed: it has more than scores of records"
+        )
     split = scored_split(predictions.splits)
     about = predictions.description
     seen = contamination(run, about, predictions.table["group_id"].to_pylist())
@@ -234,14 +226,14 @@ def _conditions(predictions: Predictions, split: str) -> Iterator[tuple[str, pa.
         rows = table.filter(pc.equal(named, condition))
         first = first or rows["record_id"]
         if not rows["record_id"].equals(first):
-            raise _Left("its conditions are not of the same records, so it is not packed")
+            raise BenchmdError("its conditions are not of the same records, so it is not packed")
         yield condition.as_py().removesuffix(" 0"), rows
 
 
-def leaving(packing: Packing, bundle: Bundle, key: BoardKey) -> Iterator[str]:
+def leaving(bundle: Bundle, key: BoardKey) -> Iterator[str]:
     """What leaves with a bundle, line by line, for whoever confirms it."""
-    runs = packing.about.runs
-    yield f"{count_of(len(runs), 'run')} of {packing.about.submitter}:"
+    runs = bundle.about.runs
+    yield f"{count_of(len(runs), 'run')} of {bundle.about.submitter}:"
     entries: dict[EntryKey, list[PackedRun]] = {}
     for run in runs:
         entries.setdefault(run.entry, []).append(run)
@@ -250,11 +242,8 @@ def leaving(packing: Packing, bundle: Bundle, key: BoardKey) -> Iterator[str]:
         parts = sorted({f"{p.evaluation} of {p.dataset} ({p.split})" for p in of})
         about = f"{run.row}, {run.setting}, trained on {run.source}"
         yield f"  {about}, {count_of(len(members), 'run')}: {', '.join(parts)}"
-    yield "leaves:"
-    for line in LEAVES:
-        yield f"  {line}"
-    yield f"stays: {STAYS}"
-    datasets = {part.dataset for _, part in packing.about.parts}
+    yield from LEAVES
+    datasets = {part.dataset for _, part in bundle.about.parts}
     for dataset in sorted(datasets | {run.source for run in runs}):
         licence = cards()[dataset].licence if dataset in cards() else ""
         yield f"terms of {dataset}: {licence or 'not stated in its card'}"
@@ -267,5 +256,3 @@ def leaving(packing: Packing, bundle: Bundle, key: BoardKey) -> Iterator[str]:
     size = sum(path.stat().st_size for path in (bundle.folder / FOLDER).iterdir())
     about = f"descriptions {bundle.bytes - size:,}, together {bundle.bytes:,}"
     yield f"bytes: predictions {size:,}, {about}"
-    for note in packing.skipped:
-        yield f"not packed: {note}"

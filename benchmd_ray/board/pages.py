@@ -26,6 +26,7 @@ COLUMNS: Mapping[str, tuple[str, Any, Mapping[str, Any]]] = {
     "whose": ("submitter", "text", FILTERED),
     "source": ("trained on", "text", FILTERED),
     **{name: (name, "text", FILTERED) for name in ("dataset", "setting", "modality", "condition")},
+    "option": ("setting", "text", {}),
     "scores": ("datasets", "count", {}),
     "seeds": ("seeds", "count", {}),
     "submissions": ("times", "count", {"about": "Submissions of this entry by this submitter"}),
@@ -78,6 +79,8 @@ def _table(name: str, caption: str, rows: Rows, *keys: str) -> Markup:
 def _column(rows: Rows, key: str, **more: Any) -> Column:
     title, kind, options = COLUMNS.get(key, (key, "text", {}))
     values = [row[key] for row in rows]
+    if key == "on_front":
+        values = ["yes" * value for value in values]
     if kind == "count":
         kind, values = "integer", [*map(len, values)]
     if kind in ("interval", "change"):
@@ -110,7 +113,7 @@ def _index(board: Row) -> str:
     datasets, entries = "Datasets of the board; each page has its tables.", "All current entries."
     sizes = ("records", "patients", "entries", "first_group", "highest_auroc")
     about = ("name", "whose", "source", "setting", "scores", "seeds", "made", "submissions", "flag")
-    refused = [f"{each['name']}: {each['reason']}." for each in board["refused"]]
+    refused = [f"{each['name']}: {each['reason'].rstrip('.')}." for each in board["refused"]]
     of = [dataset | {"dataset": dataset["name"]} for dataset in board["datasets"]]
     sections = [
         ("of", "Datasets", _table("of", datasets, of, "dataset", "split", "modality", *sizes)),
@@ -131,7 +134,7 @@ def _dataset(board: Row, dataset: Row) -> str:
     for number, table in enumerate(dataset["tables"]):
         division, members = table["division"], [rows[name] for name in table["entries"]]
         caption = f"Entries on {dataset['name']}, the best first."
-        about = ("name", "group", "whose", "auroc", "rank", "behind")
+        about = ("name", "auroc", "group", "rank", "behind", "whose")
         costs = ("device_hours", "parameters", "on_front", "source", "seeds", "flag")
         ranked = _leaders(members) + _table(f"entries-{number}", caption, members, *about, *costs)
         heading = f"{division[:1].upper()}{division[1:]}, labels {table['labels']}"
@@ -148,7 +151,9 @@ def _leaders(rows: Rows) -> Markup:
     """The first group in a sentence."""
     best, others = rows[0], sum(row["group"] == 1 for row in rows) - 1
     text = f"{best['name']} of {best['whose']} has the highest AUROC, {_text(best['auroc'])}"
-    if others:
+    if others and best["rank_low"] is None:
+        text += "; there are too few patients to tell others from it"
+    elif others:
         verb = "is" if others == 1 else "are"
         text += f"; {count_of(others, 'entry')} {verb} not significantly lower"
     return Markup("<p>{}</p>\n").format(prose(f"{text}."))
@@ -160,7 +165,7 @@ def _entry(board: Row, entry: Row) -> str:
     where = ("dataset", "split", "division", "labels", "auroc", "group", "rank", *OTHERS, "caution")
     card = ("whose", "key", "technique", "weights", "source", "policy", "protocol", "seeds")
     costs = ("parameters", "device_hours", "hardware", "parts", "versions", "licence", "bundle")
-    settings = [{"setting": n, "value": str(value)} for n, value in entry["settings"].items()]
+    settings = [{"option": n, "value": str(value)} for n, value in entry["settings"].items()]
     caption = "Scores on each dataset: sources and targets."
     sections: list[Section] = [
         ("scores", "Scores", _table("scores", caption, scores, *where)),
@@ -176,7 +181,9 @@ def _entry(board: Row, entry: Row) -> str:
         ("history", "Submissions", _history(entry["submissions"])),
     ]
     title = f"{entry['name']}, {entry['whose']}"
-    return _written(board, title, f"{entry['title']} {ABOUT}".strip(), sections)
+    return _written(
+        board, title, ". ".join(filter(None, (entry["title"].rstrip("."), ABOUT))), sections
+    )
 
 
 def _details(scores: Rows) -> Iterator[Section]:

@@ -173,17 +173,17 @@ def _result(
     main = conditions.pop(next(key for key, of in conditions.items() if of[0].part.is_main))
     scores = [_scores(bundle, file, dataset) for file in main]
     _require_different(scores, main)
-    whole = _auroc(scores, dataset, resamples)
+    ends, caution, draws = _auroc(scores, dataset, resamples)
     others = [*_subgroups(scores, dataset, resamples)]
     for (evaluation, condition), of in conditions.items():
-        under = _auroc([_scores(bundle, file, dataset) for file in of], dataset, resamples)
-        ends = dict(zip(("auroc", "auroc_low", "auroc_high"), under.ends[0], strict=True))
-        others.append({"evaluation": evaluation, "condition": condition, **ends})
+        under, *_ = _auroc([_scores(bundle, file, dataset) for file in of], dataset, resamples)
+        values = dict(zip(("auroc", "auroc_low", "auroc_high"), under[0], strict=True))
+        others.append({"evaluation": evaluation, "condition": condition, **values})
     return {
-        "auroc": [end for ends in whole.ends for end in ends],
-        "caution": whole.caution,
+        "auroc": np.ravel(ends),
+        "caution": caution,
         "metrics": np.concatenate([_metric(name, scores, dataset) for name in METRICS]),
-        "draws": whole.draws,
+        "draws": draws,
         "sketches": np.concatenate([sketch(each) for each in scores]),
         "others": json.dumps(others),
     }
@@ -235,15 +235,10 @@ def _require_different(scores: Sequence[Floats], files: Sequence[_File]) -> None
             )
 
 
-class _Auroc(NamedTuple):
-    """AUROC over seeds, see `Result`."""
-
-    ends: list[tuple[float, float, float]]
-    caution: str
-    draws: Floats
-
-
-def _auroc(scores: Sequence[Floats], dataset: OfficialDataset, resamples: int) -> _Auroc:
+def _auroc(
+    scores: Sequence[Floats], dataset: OfficialDataset, resamples: int
+) -> tuple[list[tuple[float, float, float]], str, Floats]:
+    """AUROC over seeds with its interval for each column, the caution and the draws: `Result`."""
     targets, groups, kind = dataset.unit_targets, dataset.groups, dataset.about.task.kind
     counts, columns = support(targets, groups), range(1 + targets.shape[1])
     bases = [counts.basis("auroc", column) for column in columns]
@@ -262,7 +257,7 @@ def _auroc(scores: Sequence[Floats], dataset: OfficialDataset, resamples: int) -
         for column, basis in zip(columns, bases, strict=True)
     ]
     ends = [(p.mean, p.low, p.high) for p in pooled]
-    return _Auroc(ends, pooled[0].caution, np.mean([drawn[:, 0] for drawn in draws], axis=0))
+    return ends, pooled[0].caution, np.mean([drawn[:, 0] for drawn in draws], axis=0)
 
 
 def _metric(name: str, scores: Sequence[Floats], dataset: OfficialDataset) -> Floats:

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -15,9 +17,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from benchmd_ray.board.build import LONGEST, Board, RefusedBundle, board_of, require_some
+from benchmd_ray.board.build import LONGEST, Board, RefusedBundle, board_of
 from benchmd_ray.board.bundle import Bundle, Refused, read_bundle
-from benchmd_ray.board.content import content, frame
+from benchmd_ray.board.content import Row, content, frame
 from benchmd_ray.board.official import Official
 from benchmd_ray.board.pages import pages
 from benchmd_ray.board.rerun import flat
@@ -55,7 +57,7 @@ class SiteForm(TypedDict):
     refused: list[RefusedForm]
 
 
-def write_site(board: Board, out: Path, *, labels: Path | None = None) -> list[str]:
+def write_site(board: Board, out: Path, *, labels: Path | None = None) -> Row:
     """Write the site; pages and bundles of earlier builds that are no longer on it are removed.
 
     Args:
@@ -64,19 +66,22 @@ def write_site(board: Board, out: Path, *, labels: Path | None = None) -> list[s
         labels: File of official digests to publish, so that anybody can verify the site.
 
     Returns:
-        Names of the pages.
+        Content of ``board.json``.
 
     Raises:
-        BenchmdError: The folder holds something else, or the labels have ages and sexes.
+        BenchmdError: No bundle is on the board, the folder holds something else, or the labels
+            have ages and sexes.
     """
-    require_some(board)
+    if not board.entries:
+        reasons = " ".join(f"{each.name}: {each.reason}." for each in board.refused[:3])
+        raise BenchmdError(f"no bundle can be on the board. {reasons}")
     require_site(out)
     if labels is not None and board.official.has_subgroups:
         raise BenchmdError(
             f"{labels} has ages and sexes of patients, which are not published: nothing was "
             "written. Make it again without --subgroups, or leave out --publish-labels."
         )
-    written = _write(board, out)
+    data = _write(board, out)
     (out / BUNDLES).mkdir(exist_ok=True)
     for bundle in board.bundles:
         _keep(bundle, out / BUNDLES / bundle.id)
@@ -87,7 +92,7 @@ def write_site(board: Board, out: Path, *, labels: Path | None = None) -> list[s
     if labels is not None:
         with replacing(out / LABELS) as partial:
             shutil.copyfile(labels, partial)
-    return written
+    return data
 
 
 def require_site(out: Path) -> None:
@@ -99,33 +104,37 @@ def require_site(out: Path) -> None:
         )
 
 
-def _write(board: Board, out: Path) -> list[str]:
-    data = content(board)
-    feeds = {DATA: json.dumps(data) + "\n", TABLE: csv_text(frame(data))}
-    written = []
-    for name, text in (*feeds.items(), *pages(data)):
+def _write(board: Board, out: Path) -> Row:
+    data, written = content(board), set()
+    feeds = ((DATA, json.dumps(data) + "\n"), (TABLE, csv_text(frame(data))))
+    for name, text in chain(feeds, pages(data)):
         with replacing(out / name) as partial:
             partial.write_text(text, "utf-8")
-        written += [name] if name not in feeds else []
+        written.add(name)
     refused = [vars(each) for each in board.refused]
     about = {"title": board.title, "resamples": board.resamples, "refused": refused}
     write_json(out / BUILD, about | {"versions": package_versions()})
     for path in out.glob("*.html"):
         if OURS.fullmatch(path.name) and path.name not in written:
             path.unlink()
-    return written
+    return data
 
 
 def _keep(bundle: Bundle, folder: Path) -> None:
     """Copy a bundle, unless it is there whole."""
-    if folder.exists():
-        try:
-            if read_bundle(folder).id == bundle.id:
-                return
-        except Refused:
-            pass
-        remove(folder)
-    shutil.copytree(bundle.folder, folder, symlinks=True)
+    if not _holds(folder, bundle):
+        if folder.exists():
+            remove(folder)
+        shutil.copytree(bundle.folder, folder, symlinks=True)
+        if not _holds(folder, bundle):
+            remove(folder)
+            raise BenchmdError(f"{bundle.folder} was changed meanwhile: build the board again.")
+
+
+def _holds(folder: Path, bundle: Bundle) -> bool:
+    with suppress(Refused):
+        return folder.exists() and read_bundle(folder).id == bundle.id
+    return False
 
 
 def verify(

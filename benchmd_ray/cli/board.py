@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -40,16 +41,7 @@ DIGESTS = "File of `benchmd board digest`: the official records, patients and la
 )
 @click.option("--yes", is_flag=True, help="You have read what leaves, and want it written.")
 def pack(
-    stores: tuple[Path, ...],
-    *,
-    out: Path,
-    board: str,
-    submitter: str,
-    title: str,
-    licence: str,
-    datasets: tuple[str, ...],
-    key: Path | None,
-    yes: bool,
+    stores: tuple[Path, ...], *, out: Path, board: str, key: Path | None, yes: bool, **choice: Any
 ) -> None:
     """Pack the transfers of STORES into a bundle, from which others compute their scores.
 
@@ -63,13 +55,9 @@ def pack(
     from benchmd_ray.board.keys import board_key
     from benchmd_ray.board.pack import pack_stores
 
-    choice = {"submitter": submitter, "title": title, "licence": licence, "datasets": datasets}
-    lines, written = pack_stores(
-        list(stores), out, board_key(board), key_file=key, keep=yes, **choice
-    )
-    for line in lines:
+    for line in pack_stores(stores, out, board_key(board), key_file=key, keep=yes, **choice):
         echo(line)
-    if not written:
+    if not yes:
         raise BenchmdError("nothing was written. If all of this may leave, add --yes.")
     echo(f"written: {out}")
 
@@ -104,7 +92,8 @@ def board_digest(catalogs: tuple[Path, ...], *, board: str, out: Path, subgroups
     opened = [open_catalog(path) for path in catalogs]
     for about in write_digests(opened, board_key(board), out, subgroups=subgroups):
         echo(f"{about.name} ({about.split}): {', '.join(about.task.classes)}")
-    echo(f"written: {out}, {out.stat().st_size:,} bytes, with the labels of every record")
+    what = "the labels, age bands and sexes" if subgroups else "the labels"
+    echo(f"written: {out}, {out.stat().st_size:,} bytes, with {what} of every record")
 
 
 @board.command("build")
@@ -142,6 +131,7 @@ def board_build(
     benchmd board build bundles/* --catalog-digests official.parquet --out site
     """
     from benchmd_ray.board.build import board_of
+    from benchmd_ray.board.content import FLAGS
     from benchmd_ray.board.official import read_official
     from benchmd_ray.board.site import require_site, write_site
     from benchmd_ray.board.submitters import read_submitters
@@ -160,10 +150,11 @@ def board_build(
         )
     for each in made.refused:
         echo(f"refused: {each.name}: {each.reason}")
-    for line in made.remarks():
-        echo(line)
-    pages = write_site(made, out, labels=digests if publish_labels else None)
-    echo(f"written: {out / 'index.html'}, {count_of(len(pages), 'page')}")
+    data = write_site(made, out, labels=digests if publish_labels else None)
+    for entry in data["entries"]:
+        for note in entry["notes"] if entry["flag"] in FLAGS else ():
+            echo(f"{entry['name']} of {entry['whose']}: {note}")
+    echo(f"written: {out / 'index.html'}, {count_of(len(data['entries']), 'entry')}")
     if strict and made.refused:
         sys.exit(1)
 

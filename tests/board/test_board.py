@@ -212,9 +212,10 @@ def test_copies_are_flagged_and_other_models_are_not(tmp_path, official):
     assert pairs["Original", "Same"] == pytest.approx(1)
     assert 0.995 < pairs["Original", "Noisy"] < 1
     assert pairs["Original", "Bent"] == pytest.approx(1)
-    remarks = "\n".join(board.remarks())
-    assert "has the same predictions as" in remarks
+    remarks = run(*command(official, tmp_path / "site"), *folders)
+    assert "it has the same predictions as scratch, linear of Same (not signed)" in remarks
     assert "nearly the same predictions (correlation 0.99" in remarks
+    assert "Other" not in remarks
 
 
 def test_a_sketch_keeps_the_correlation_of_scores():
@@ -271,8 +272,8 @@ def test_a_name_belongs_to_a_key_only_by_the_organisers_file(tmp_path, official)
     assert {whose(e) for e in board.entries} == {"Lab (not signed)", f"Lab ({stranger[:16]})"}
     assert not board.refused
     assert len({bundle.id for bundle in board.bundles}) == 2
-    (warning,) = [line for line in board.remarks() if line.startswith("shared name: Lab (not")]
-    assert stranger[:16] in warning
+    text = run(*command(official, tmp_path / "both"), victim, thief)
+    assert f"of Lab (not signed): Name: Lab ({stranger[:16]}) has the same" in text
     key = sign(victim, pem(tmp_path / "victim.pem"))
     (tmp_path / "submitters").write_text(f"{key} LAB\n")
     text = run(
