@@ -7,6 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from benchmd_ray.board.bundle import Bundle, Refused, read_bundle
 from benchmd_ray.board.copies import SAME, copies
@@ -16,10 +19,12 @@ from benchmd_ray.board.recompute import RESAMPLES, Entry, entries
 from benchmd_ray.board.rerun import command
 from benchmd_ray.console.terminal import visible
 from benchmd_ray.report.table import text_of
+from benchmd_ray.schema.typed import checked
 from benchmd_ray.scores.resampling import usual_threads
 
 LONGEST = 1000
 """Characters of a title, and of the name of a refused bundle and the reason."""
+Text = Annotated[str, Field(max_length=LONGEST), checked(str.isprintable, "printable text")]
 AT_ONCE = 2
 """Most bundles that are read at a time: each may have 1 GiB."""
 
@@ -28,8 +33,8 @@ AT_ONCE = 2
 class RefusedBundle:
     """A bundle that is not on the board."""
 
-    name: str
-    reason: str
+    name: Text
+    reason: Text
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,16 +56,12 @@ def contests(current: Sequence[Entry], official: Official) -> dict[Contest, list
         labels = mode_and_labels(entry.first.setting)[1]
         for name in entry.results:
             groups.setdefault((name, labels, division(entry, name)), []).append(entry)
-    datasets = (*official.datasets,)
-
-    def place(contest: Contest) -> tuple[object, ...]:
-        name, labels, of = contest
-        return datasets.index(name), rank_of(LABELS, labels), rank_of(DIVISIONS, of)
-
-    return {
-        contest: _placed(groups[contest], contest, official.datasets[contest[0]].basis)
-        for contest in sorted(groups, key=place)
-    }
+    names = (*official.datasets,)
+    order = sorted(
+        groups,
+        key=lambda of: (names.index(of[0]), rank_of(LABELS, of[1]), rank_of(DIVISIONS, of[2])),
+    )
+    return {of: _placed(groups[of], of, official.datasets[of[0]].basis) for of in order}
 
 
 def division(entry: Entry, dataset: str) -> str:

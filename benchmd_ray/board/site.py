@@ -7,17 +7,17 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
-from typing_extensions import TypedDict
 
-from benchmd_ray.board.build import LONGEST, Board, RefusedBundle, board_of
+from benchmd_ray.board.build import Board, RefusedBundle, Text, board_of
 from benchmd_ray.board.bundle import Bundle, Refused, read_bundle
 from benchmd_ray.board.content import Row, content, frame
 from benchmd_ray.board.official import Official
@@ -26,10 +26,10 @@ from benchmd_ray.board.rerun import flat
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.files.atomic import remove, replacing, write_json
-from benchmd_ray.files.integrity import Damaged, read_json
+from benchmd_ray.files.integrity import read_json
 from benchmd_ray.report.formats import csv_text
 from benchmd_ray.report.table import text_of
-from benchmd_ray.schema.typed import Count, checked, form_fault
+from benchmd_ray.schema.typed import Count, Name, typed
 
 DATA, TABLE, BUILD = "board.json", "board.csv", "build.json"
 BUNDLES, LABELS = "bundles", "official.parquet"
@@ -40,21 +40,14 @@ MOST_LINES = 20
 """Differing values of `verify`."""
 
 
-Text = Annotated[str, Field(max_length=LONGEST), checked(str.isprintable, "printable text")]
-
-
-class RefusedForm(TypedDict):
-    name: Text
-    reason: Text
-
-
-class SiteForm(TypedDict):
+@dataclass(frozen=True)
+class Made:
     """Content of ``build.json``: what a site is made of next to its bundles."""
 
     title: Text
     resamples: Annotated[Count, Field(ge=1, le=100_000)]
-    versions: dict[str, Any]
-    refused: list[RefusedForm]
+    refused: list[RefusedBundle]
+    versions: dict[Name, Name]
 
 
 def write_site(board: Board, out: Path, *, labels: Path | None = None) -> Row:
@@ -111,9 +104,8 @@ def _write(board: Board, out: Path) -> Row:
         with replacing(out / name) as partial:
             partial.write_text(text, "utf-8")
         written.add(name)
-    refused = [vars(each) for each in board.refused]
-    about = {"title": board.title, "resamples": board.resamples, "refused": refused}
-    write_json(out / BUILD, about | {"versions": package_versions()})
+    made = Made(board.title, board.resamples, list(board.refused), dict(package_versions()))
+    write_json(out / BUILD, asdict(made))
     for path in out.glob("*.html"):
         if OURS.fullmatch(path.name) and path.name not in written:
             path.unlink()
@@ -147,23 +139,22 @@ def verify(
     Raises:
         BenchmdError: It is not a site.
     """
-    stated = _stated(site)
-    before = [RefusedBundle(each["name"], each["reason"]) for each in stated["refused"]]
+    made = _made(site)
     board = board_of(
         bundles_of(site),
         official,
-        title=stated["title"],
-        resamples=stated["resamples"],
+        title=made.title,
+        resamples=made.resamples,
         fresh=True,
-        refused=before,
+        refused=made.refused,
         done=done,
     )
-    for each in board.refused[len(before) :]:
+    for each in board.refused[len(made.refused) :]:
         yield f"the bundle {each.name} is refused: {each.reason}"
     with TemporaryDirectory(prefix="benchmd-") as temporary:
         again = Path(temporary)
         _write(board, again)
-        if stated["versions"] != package_versions():
+        if made.versions != package_versions():
             yield "it was built with other versions of packages: digits and figures may differ"
         yield from _differences(site / DATA, again / DATA)
         names = {path.name for path in again.iterdir()}
@@ -196,17 +187,14 @@ def bundles_of(site: Path) -> list[Path]:
         return sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
 
 
-def _stated(site: Path) -> Mapping[str, Any]:
-    remedy = "Build the site again with `benchmd board build`."
+def _made(site: Path) -> Made:
     try:
         if (site / BUILD).is_symlink():
-            raise Damaged(site / BUILD, "it is a link", remedy)
-        stated = read_json(site / BUILD, remedy)
-    except Damaged as error:
+            raise BenchmdError(f"{BUILD} is a link.")
+        made: Made = typed(Made, read_json(site / BUILD, "Build the site again."), BUILD)
+    except BenchmdError as error:
         raise BenchmdError(f"{site} is not a board's site: {error}") from error
-    if fault := form_fault(SiteForm, stated):
-        raise Damaged(site / BUILD, fault, remedy)
-    return stated
+    return made
 
 
 def _differences(stated: Path, again: Path) -> Iterator[str]:

@@ -301,6 +301,16 @@ def test_an_error_of_one_bundle_is_a_refusal_without_its_text(
         [*verify(tmp_path / "site", read_official(official))]
 
 
+def test_what_changes_after_it_was_scored_is_not_published(tmp_path, official, good):
+    board = build([good], official)
+    (tmp_path / "secret").write_text("Ada Lovelace")
+    part_path(good, 0).unlink()
+    part_path(good, 0).symlink_to(tmp_path / "secret")
+    with pytest.raises(BenchmdError, match="was changed meanwhile"):
+        write_site(board, tmp_path / "site")
+    assert [*(tmp_path / "site" / "bundles").iterdir()] == []
+
+
 def test_an_archive_is_no_bundle(tmp_path, official, good):
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
