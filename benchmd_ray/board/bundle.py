@@ -176,15 +176,15 @@ def read_part(bundle: Bundle, number: int, records: int, classes: int) -> npt.ND
         Refused: It does not consist of such rows, or was changed since `read_bundle`.
     """
     form, place = row_form(classes), f"file {number} of its predictions"
-    most = 2 * records * form.itemsize
-    with part_path(bundle.folder, number).open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) % form.itemsize or len(content) > most:
+    path, most = part_path(bundle.folder, number), 2 * records * form.itemsize
+    size = path.stat().st_size
+    if size % form.itemsize or size > most:
         raise Refused(
-            f"{place} has {'more than ' * (len(content) > most)}{len(content):,} bytes, expected "
-            f"{count_of(records, 'row')} of {form.itemsize}: a hash and scores of "
-            f"{count_of(classes, 'class')}"
+            f"{place} has {size:,} bytes, expected {count_of(records, 'row')} of {form.itemsize}: "
+            f"a hash and scores of {count_of(classes, 'class')}"
         )
+    with path.open("rb") as file:
+        content = file.read(most)
     if sha256(content).hexdigest() != bundle.about.parts[number][1].sha256:
         raise Refused(f"{place} was changed while it was read")
     return np.frombuffer(content, form)

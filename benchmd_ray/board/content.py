@@ -126,6 +126,7 @@ def _score(board: Board, entry: Entry, dataset: str, contest: Contest, place: Pl
     behind = dict(zip(("behind", "behind_low", "behind_high"), place.behind, strict=True))
     return {
         "dataset": dataset,
+        "seeds": [r.seed for r in entry.runs if dataset in {p.dataset for p in r.predictions}],
         "split": about.split,
         "labels": contest[1],
         "division": contest[2],
@@ -162,8 +163,8 @@ def frame(whole: Row) -> pd.DataFrame:
     """``board.csv``: a row for each entry and dataset, of what is a single value."""
     rows = []
     for entry in whole["entries"]:
-        seeds, submissions = " ".join(map(str, entry["seeds"])), len(entry["submissions"])
         for score in entry["scores"]:
+            seeds, submissions = " ".join(map(str, score["seeds"])), len(entry["submissions"])
             alike = " ".join(other["entry"] for other in score["alike"])
             row = {"seeds": seeds, "submissions": submissions, "alike": alike}
             single = {n: v for n, v in (entry | score).items() if not isinstance(v, dict | list)}

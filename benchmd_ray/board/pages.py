@@ -162,13 +162,13 @@ def _leaders(rows: Rows) -> Markup:
 def _entry(board: Row, entry: Row) -> str:
     links = {dataset["name"]: dataset["page"] for dataset in board["datasets"]}
     scores = [score | {"page": links[score["dataset"]]} for score in entry["scores"]]
-    where = ("dataset", "split", "division", "labels", "auroc", "group", "rank", *OTHERS, "caution")
+    where = ("dataset", "auroc", "group", "rank", "split", "division", "labels", "seeds", *OTHERS)
     card = ("whose", "key", "technique", "weights", "source", "policy", "protocol", "seeds")
     costs = ("parameters", "device_hours", "hardware", "parts", "versions", "licence", "bundle")
     settings = [{"option": n, "value": str(value)} for n, value in entry["settings"].items()]
     caption = "Scores on each dataset: sources and targets."
     sections: list[Section] = [
-        ("scores", "Scores", _table("scores", caption, scores, *where)),
+        ("scores", "Scores", _table("scores", caption, scores, *where, "caution")),
         ("known", "To know before reading", listed_notes(entry["notes"], "Nothing.")),
         *_details(entry["scores"]),
         ("card", "Card, as stated", _facts(entry, *card, *costs, "bytes")),

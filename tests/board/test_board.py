@@ -29,7 +29,7 @@ from stores import ECG_DATA, make_transfer, people, predict_all, targets_of
 
 from benchmd_ray.board import recompute
 from benchmd_ray.board.build import board_of, entry_id, whose
-from benchmd_ray.board.bundle import ABOUT, Refused, read_bundle
+from benchmd_ray.board.bundle import ABOUT, Refused, part_path, read_bundle
 from benchmd_ray.board.copies import copies, sketch
 from benchmd_ray.board.keys import board_key, signed
 from benchmd_ray.board.official import read_official, write_rows
@@ -460,7 +460,7 @@ def test_whatever_else_is_in_a_site_is_reported_and_links_are_not_followed(tmp_p
     (site / "build.json").symlink_to(tmp_path / "build.json")
     (site / "bundles").unlink()
     (tmp_path / "bundles").rename(site / "bundles")
-    with pytest.raises(AssertionError, match="build.json is a link"):
+    with pytest.raises(AssertionError, match=r"build\.json is a link"):
         run("board", "verify", site, *options)
 
 
@@ -566,6 +566,18 @@ def test_a_site_needs_no_server_and_loads_nothing(tmp_path, official):
     assert set(table["dataset"]) == {"ptb-xl", "georgia"}
     with pytest.raises(AssertionError, match="does not publish its official labels"):
         run("board", "verify", tmp_path / "site")
+
+
+def test_a_table_counts_the_seeds_that_were_scored_on_its_dataset(tmp_path, official):
+    def leave_out(content):
+        content["runs"][1]["predictions"].pop()
+
+    folder = make_bundle(tmp_path / "bundle", seeds=2)
+    part_path(forge(folder, leave_out), 3).unlink()
+    site = tmp_path / "site"
+    run(*command(official, site), folder)
+    table = pd.read_csv(site / "board.csv").set_index("dataset")["seeds"].astype(str)
+    assert dict(table) == {"georgia": "0 1", "ptb-xl": "0"}
 
 
 def test_the_command_of_an_entry_runs_it_again_and_is_quoted(tmp_path, official):
