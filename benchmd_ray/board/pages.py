@@ -112,7 +112,7 @@ def _text(value: object) -> str:
 def _index(board: Row) -> str:
     datasets, entries = "Datasets of the board; each page has its tables.", "All current entries."
     sizes = ("records", "patients", "entries", "first_group", "highest_auroc")
-    about = ("name", "whose", "source", "setting", "scores", "seeds", "made", "submissions", "flag")
+    about = ("name", "whose", "flag", "source", "setting", "scores", "seeds", "made", "submissions")
     refused = [f"{each['name']}: {each['reason'].rstrip('.')}." for each in board["refused"]]
     of = [dataset | {"dataset": dataset["name"]} for dataset in board["datasets"]]
     sections = [
@@ -163,27 +163,21 @@ def _entry(board: Row, entry: Row) -> str:
     links = {dataset["name"]: dataset["page"] for dataset in board["datasets"]}
     scores = [score | {"page": links[score["dataset"]]} for score in entry["scores"]]
     where = ("dataset", "auroc", "group", "rank", "split", "division", "labels", "seeds", *OTHERS)
-    card = ("whose", "key", "technique", "weights", "source", "policy", "protocol", "seeds")
+    card = ("submitter", "key", "technique", "weights", "source", "policy", "protocol", "seeds")
     costs = ("parameters", "device_hours", "hardware", "parts", "versions", "licence", "bundle")
     settings = [{"option": n, "value": str(value)} for n, value in entry["settings"].items()]
-    caption = "Scores on each dataset: sources and targets."
+    caption, of_first = "Scores on each dataset.", "Settings of the first seed, as stated."
     sections: list[Section] = [
         ("scores", "Scores", _table("scores", caption, scores, *where, "caution")),
         ("known", "To know before reading", listed_notes(entry["notes"], "Nothing.")),
         *_details(entry["scores"]),
         ("card", "Card, as stated", _facts(entry, *card, *costs, "bytes")),
         ("again", "Run it again", Markup("<pre><code>{}</code></pre>\n").format(entry["command"])),
-        (
-            "settings",
-            "Settings",
-            _table("settings", "Settings of the first seed, as stated.", settings, *settings[0]),
-        ),
+        ("settings", "Settings", _table("settings", of_first, settings, "option", "value")),
         ("history", "Submissions", _history(entry["submissions"])),
     ]
-    title = f"{entry['name']}, {entry['whose']}"
-    return _written(
-        board, title, ". ".join(filter(None, (entry["title"].rstrip("."), ABOUT))), sections
-    )
+    lead = ". ".join(filter(None, (entry["title"].rstrip("."), ABOUT)))
+    return _written(board, f"{entry['name']}, {entry['whose']}", lead, sections)
 
 
 def _details(scores: Rows) -> Iterator[Section]:
@@ -193,12 +187,12 @@ def _details(scores: Rows) -> Iterator[Section]:
     same = "The same records under other conditions, such as simulated faults."
     for name, heading, caption, keys in (
         ("classes", "Classes", few, ("class", "auroc", *OTHERS)),
-        ("subgroups", "Subgroups", small, ("variable", "subgroup", "patients", "auroc")),
-        ("conditions", "Robustness", same, ("evaluation", "condition", "auroc")),
+        ("subgroups", "Subgroups", small, ("subgroup", "auroc", "patients", "variable")),
+        ("conditions", "Robustness", same, ("condition", "auroc", "evaluation")),
     ):
         rows = [{"dataset": score["dataset"], **row} for score in scores for row in score[name]]
         if rows:
-            yield name, heading, _table(name, caption, rows, "dataset", *keys)
+            yield name, heading, _table(name, caption, rows, *keys, "dataset")
 
 
 def _history(submissions: Rows) -> Markup:
