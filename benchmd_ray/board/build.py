@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
@@ -54,11 +55,19 @@ class Board:
     correlation."""
     refused: Sequence[RefusedBundle]
 
+    @cached_property
+    def names(self) -> Mapping[str, Mapping[str, Entry]]:
+        """An entry of each key, by the submitter's name."""
+        names: dict[str, dict[str, Entry]] = {}
+        for entry in self.entries:
+            name, key = entry.bundle.identity
+            names.setdefault(name, {})[key] = entry
+        return names
+
     def namesakes(self, entry: Entry) -> list[Entry]:
         """An entry of each other key by the same name, or of none."""
         name, key = entry.bundle.identity
-        by_key = {e.bundle.signer: e for e in self.entries if e.bundle.identity[0] == name}
-        return [by_key[other] for other in sorted(by_key) if other != key]
+        return [other for of, other in sorted(self.names[name].items()) if of != key]
 
     @property
     def bundles(self) -> list[Bundle]:

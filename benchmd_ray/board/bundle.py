@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -140,7 +141,7 @@ class Bundle:
     """Public key of its signature; empty without one."""
     bytes: int
 
-    @property
+    @cached_property
     def identity(self) -> tuple[str, str]:
         """Who submitted it: the name as it is compared, and the key."""
         return compared(self.about.submitter), self.signer

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from benchmd_ray.board.bundle import PackedRun
@@ -40,12 +41,18 @@ def flat(value: object, place: str = "", *, lists: bool = False) -> dict[str, ob
     return {name: leaf for leaves in below for name, leaf in leaves.items()}
 
 
+@lru_cache(maxsize=64)
+def _usual(name: str, technique: str) -> dict[str, object]:
+    """The defaults of a modality; none of one that is not known here."""
+    with suppress(BenchmdError):
+        return flat(as_dict(default_settings(modality(name), protocol_encoder(technique))))
+    return {}
+
+
 def command(entry: Entry) -> str:
     """The command line; what a bundle says is quoted for a shell."""
-    run, usual = entry.first, dict[str, object]()
-    with suppress(BenchmdError):  # a modality that is not known here
-        start = default_settings(modality(run.modality), protocol_encoder(run.technique))
-        usual = flat(as_dict(start))
+    run = entry.first
+    usual = _usual(run.modality, run.technique)
     options: list[tuple[str, Any]] = [
         *(
             ("catalog", f"catalogs/{n}")
