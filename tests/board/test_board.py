@@ -50,6 +50,7 @@ from benchmd_ray.scores.comparison import delong
 from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.scores.support import TEST_PATIENTS
 from benchmd_ray.settings.definition import as_dict
+from speed import boards
 
 RESAMPLES = 200
 
@@ -670,6 +671,19 @@ def test_robustness_is_scored_with_the_official_labels(tmp_path, official):
     conditions = [p.condition for _, p in read_bundle(tmp_path / "bundle").about.parts]
     bad = forge_part(tmp_path / "bundle", lambda rows: rows[:-10], conditions.index("noise 1"))
     assert "robustness of georgia: 10 records missing" in build([bad], official).refused[0].reason
+
+
+def test_the_measurement_builds_a_board_of_all_of_its_bundles(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("BENCHMD_CACHE", "")
+    arguments = ("--bundles", "3", "--runs", "4", "--entries", "2", "--records", "60")
+    boards.main(["--folder", str(tmp_path), *arguments])
+    result = json.loads(capsys.readouterr().out)
+    assert result["bytes_of_a_bundle"] > 4 * 60 * 72
+    assert {"seconds", "cpu_seconds", "peak_mib"} <= result["again"].keys()
+    data = json.loads((tmp_path / "site" / "board.json").read_text("utf-8"))
+    assert len(data["entries"]) == 6
+    assert data["refused"] == []
+    assert {entry["scores"][0]["division"] for entry in data["entries"]} == {"fixed protocol"}
 
 
 @pytest.mark.slow
