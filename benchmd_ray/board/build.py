@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from benchmd_ray.board.bundle import Bundle, Refused, read_bundle
-from benchmd_ray.board.copies import SAME, copies
+from benchmd_ray.board.copies import copies
 from benchmd_ray.board.official import Official
 from benchmd_ray.board.ranking import Contest, Placed, contests, division
 from benchmd_ray.board.recompute import RESAMPLES, Entry, entries
@@ -184,6 +184,6 @@ def _alike(current: Sequence[Entry]) -> dict[tuple[str, str], list[tuple[Entry, 
 
 def alike_text(correlation: float) -> str:
     """How alike predictions are, in words."""
-    if correlation >= SAME:
+    if correlation >= 1:
         return "the same predictions as"
     return f"nearly the same predictions (correlation {correlation:.4f}) as"

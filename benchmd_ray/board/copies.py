@@ -21,7 +21,10 @@ WIDTH = 256
 ALIKE = 0.995
 """Correlation from which predictions count as nearly the same."""
 HALVES = (slice(WIDTH), slice(WIDTH, None))
-SAME = 1 - 1e-6
+DIGITS = 5
+"""Of a correlation: further ones depend on the processor."""
+BLOCK = 16
+"""Entries that are compared with all others at a time."""
 MOST = 10
 """Others that are named for one."""
 
@@ -61,9 +64,13 @@ def copies(
     starts = np.cumsum([0, *map(len, sketches[:-1])])
     numbers = {name: number for number, name in enumerate(dict.fromkeys(owners))}
     owner = np.array([numbers[name] for name in owners])
-    for entry, rows in enumerate(sketches):
-        halves = ((rows[:, part] @ whole[:, part].T).max(axis=0) for part in HALVES)
-        alike = np.maximum.reduceat(np.maximum(*halves), starts)
-        alike[owner == owner[entry]] = -1
-        order = np.argsort(-alike, kind="stable")[:MOST]
-        yield [(int(n), min(1.0, float(alike[n]))) for n in order if alike[n] >= ALIKE]
+    for first in range(0, len(sketches), BLOCK):
+        last = min(first + BLOCK, len(sketches))
+        rows = whole[starts[first] : starts[last - 1] + len(sketches[last - 1])]
+        runs = np.maximum(*(rows[:, part] @ whole[:, part].T for part in HALVES))
+        inner = starts[first:last] - starts[first]
+        block = np.maximum.reduceat(np.maximum.reduceat(runs, starts, axis=1), inner, axis=0)
+        block[owner[first:last, None] == owner] = -1
+        for alike in block:
+            order = np.argsort(-alike, kind="stable")[:MOST]
+            yield [(int(n), round(float(alike[n]), DIGITS)) for n in order if alike[n] >= ALIKE]
