@@ -1,48 +1,41 @@
-"""A board: bundles read one by one, entries accepted or refused, compared and written as a site."""
+"""A board: bundles read one by one, entries accepted or refused, and compared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
-from benchmd_ray.board.again import command, settings_of
+from pydantic import Field
+
 from benchmd_ray.board.bundle import Bundle, Refused, read_bundle
-from benchmd_ray.board.copies import SAME, copies
+from benchmd_ray.board.copies import copies
 from benchmd_ray.board.official import Official
-from benchmd_ray.board.ranking import (
-    CONTAMINATED,
-    DIVISIONS,
-    Placed,
-    cost_of,
-    division,
-    front,
-    labels_of,
-    placed,
-)
-from benchmd_ray.board.recompute import RESAMPLES, Entry, entries, key_of
+from benchmd_ray.board.ranking import Contest, Placed, contests, division
+from benchmd_ray.board.recompute import RESAMPLES, Entry, entries
+from benchmd_ray.board.rerun import command
 from benchmd_ray.console.terminal import visible
-from benchmd_ray.errors import BenchmdError
-from benchmd_ray.report.frames import LABELS, rank_of
 from benchmd_ray.report.table import text_of
+from benchmd_ray.schema.typed import checked
 from benchmd_ray.scores.resampling import usual_threads
 
 LONGEST = 1000
 """Characters of a title, and of the name of a refused bundle and the reason."""
+Text = Annotated[str, Field(max_length=LONGEST), checked(str.isprintable, "printable text")]
 AT_ONCE = 2
 """Most bundles that are read at a time: each may have 1 GiB."""
-Contest = tuple[str, str, str]
-"""Dataset, labels, division: what entries are compared within."""
 
 
 @dataclass(frozen=True)
 class RefusedBundle:
     """A bundle that is not on the board."""
 
-    name: str
-    reason: str
+    name: Text
+    reason: Text
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,41 +50,30 @@ class Board:
     earlier: Mapping[str, Sequence[Entry]]
     """Earlier submissions of each entry by `entry_id`, newest first."""
     contests: Mapping[Contest, Sequence[Placed]]
-    alike: Mapping[tuple[str, str], Sequence[tuple[Entry, float]]] = field(default_factory=dict)
+    alike: Mapping[tuple[str, str], Sequence[tuple[Entry, float]]]
     """By `entry_id` and dataset: entries of others with (nearly) the same predictions, and their
     correlation."""
-    refused: Sequence[RefusedBundle] = ()
+    refused: Sequence[RefusedBundle]
 
-    def remarks(self) -> list[str]:
-        """What an organiser should look at."""
-        names = {
-            f"shared name: {whose(entry)}, also of {', '.join(map(whose, others))}"
-            for entry in self.entries
-            if (others := self.namesakes(entry))
-        }
-        return [*sorted(names), *_of_copies(self)]
+    @cached_property
+    def names(self) -> Mapping[str, Mapping[str, Entry]]:
+        """An entry of each key, by the submitter's name."""
+        names: dict[str, dict[str, Entry]] = {}
+        for entry in self.entries:
+            name, key = entry.bundle.identity
+            names.setdefault(name, {})[key] = entry
+        return names
 
     def namesakes(self, entry: Entry) -> list[Entry]:
         """An entry of each other key by the same name, or of none."""
         name, key = entry.bundle.identity
-        found = {e.bundle.signer: e for e in self.entries if e.bundle.identity[0] == name}
-        return [found[other] for other in sorted(found) if other != key]
+        return [other for of, other in sorted(self.names[name].items()) if of != key]
 
     @property
     def bundles(self) -> list[Bundle]:
         """All that are on the board, those of earlier submissions too."""
         every = [*self.entries, *(e for earlier in self.earlier.values() for e in earlier)]
         return [*{entry.bundle.id: entry.bundle for entry in every}.values()]
-
-
-def _of_copies(board: Board) -> Iterator[str]:
-    for (name, dataset), others in sorted(board.alike.items()):
-        entry = next(e for e in board.entries if entry_id(e) == name)
-        for other, correlation in others:
-            if entry_id(other) < name:
-                continue
-            a, b = (f"{e.first.row} of {whose(e)}" for e in (entry, other))
-            yield f"alike: on {dataset} {a} has {alike_text(correlation)} {b}"
 
 
 def board_of(
@@ -116,11 +98,7 @@ def board_of(
         refused: Bundles that were refused before.
         submitters: Key by compared name of those whose names belong to them.
         done: Called with the number of bundles read so far.
-
-    Raises:
-        BenchmdError: No bundle is on the board.
     """
-    turned_away, whole = [*refused], list[list[Entry]]()
 
     def read(folder: Path) -> list[Entry] | RefusedBundle:
         try:
@@ -128,24 +106,25 @@ def board_of(
             name, key = bundle.identity
             if (submitters or {}).get(name, key) != key:
                 raise Refused("its submitter's name belongs to another key: sign it by that key")
-            found = entries(bundle, official, resamples, fresh=fresh)
-            for entry in found:  # what pages need of its statements
-                command(entry), settings_of(entry.first)
+            accepted = entries(bundle, official, resamples, fresh=fresh)
+            for entry in accepted:  # what pages need of its statements
+                command(entry)
                 [division(entry, dataset) for dataset in entry.results]
-            return found
+            return accepted
         except Refused as error:
             return _refused(folder, str(error))
         except Exception as error:  # one bundle never stops the others; the text may be its own
             return _refused(folder, f"it cannot be read or scored ({type(error).__name__})")
 
+    turned_away, whole = [*refused], list[Entry]()
     with ThreadPoolExecutor(min(AT_ONCE, usual_threads())) as pool:
         for count, result in enumerate(pool.map(read, folders), start=1):
             done(count)
             if isinstance(result, RefusedBundle):
                 turned_away.append(result)
             else:
-                whole.append(result)
-    current, earlier = _current([entry for each in whole for entry in each])
+                whole += result
+    current, earlier = _current(whole)
     return Board(
         title=visible(title)[:LONGEST],
         official=official,
@@ -171,8 +150,8 @@ def whose(entry: Entry) -> str:
 
 def entry_id(entry: Entry) -> str:
     """Name of an entry's page: its submitter's, whatever bundle it is in."""
-    text = "\0".join((*entry.bundle.identity, *key_of(entry.first)))
-    return sha256(text.encode()).hexdigest()[:16]
+    text = "\0".join((*entry.bundle.identity, *entry.first.entry))
+    return sha256(text.encode()).hexdigest()[:24]
 
 
 def _current(whole: Sequence[Entry]) -> tuple[list[Entry], dict[str, list[Entry]]]:
@@ -191,70 +170,20 @@ def _current(whole: Sequence[Entry]) -> tuple[list[Entry], dict[str, list[Entry]
     return current, earlier
 
 
-def contests(current: Sequence[Entry], official: Official) -> dict[Contest, list[Placed]]:
-    """Entries by dataset, labels and division, the best first."""
-    result: dict[Contest, list[Placed]] = {}
-    for name, dataset in official.datasets.items():
-        groups: dict[tuple[str, str], list[Entry]] = {}
-        for entry in current:
-            if name in entry.results:
-                groups.setdefault((labels_of(entry), division(entry, name)), []).append(entry)
-        on_front = _fronts(groups, name)
-        for labels, of in sorted(
-            groups, key=lambda g: (rank_of(LABELS, g[0]), rank_of(DIVISIONS, g[1]))
-        ):
-            members = groups[labels, of]
-            result[name, labels, of] = placed(members, name, dataset.basis, on_front)
-    return result
-
-
-def _fronts(groups: Mapping[tuple[str, str], Sequence[Entry]], dataset: str) -> dict[int, bool]:
-    """By `id`: whether an entry is the best for its cost among all with as many labels."""
-    result: dict[int, bool] = {}
-    for labels in {labels for labels, _ in groups}:
-        members = [
-            (entry, of)
-            for (with_labels, of), those in groups.items()
-            if with_labels == labels
-            for entry in those
-        ]
-        clean = [entry for entry, of in members if of != CONTAMINATED]
-        values = [entry.results[dataset].value for entry in clean]
-        best = front([cost_of(entry) for entry in clean], values)
-        result |= {id(entry): False for entry, _ in members}
-        result |= {id(entry): is_best for entry, is_best in zip(clean, best, strict=True)}
-    return result
-
-
 def _alike(current: Sequence[Entry]) -> dict[tuple[str, str], list[tuple[Entry, float]]]:
-    found: dict[tuple[str, str], dict[str, tuple[Entry, float]]] = {}
-    for name in {name for entry in current for name in entry.results}:
-        whole = [
-            (entry, sketch)
-            for entry in current
-            if name in entry.results
-            for sketch in entry.results[name].sketches.values()
-        ]
-        owners = [entry.bundle.identity for entry, _ in whole]
-        for a, b, correlation in copies([sketch for _, sketch in whole], owners):
-            for one, other in ((whole[a][0], whole[b][0]), (whole[b][0], whole[a][0])):
-                alike = found.setdefault((entry_id(one), name), {})
-                _, before = alike.get(entry_id(other), (other, 0.0))
-                alike[entry_id(other)] = other, max(before, correlation)
-    return {key: [*alike.values()] for key, alike in found.items()}
+    alike: dict[tuple[str, str], list[tuple[Entry, float]]] = {}
+    for name in sorted({name for entry in current for name in entry.results}):
+        members = [entry for entry in current if name in entry.results]
+        sketches = [entry.results[name].sketches for entry in members]
+        owners = [entry.bundle.identity for entry in members]
+        for entry, others in zip(members, copies(sketches, owners), strict=True):
+            if others:
+                alike[entry_id(entry), name] = [(members[n], value) for n, value in others]
+    return alike
 
 
 def alike_text(correlation: float) -> str:
     """How alike predictions are, in words."""
-    return (
-        "the same predictions as"
-        if correlation >= SAME
-        else (f"nearly the same predictions (correlation {correlation:.4f}) as")
-    )
-
-
-def require_some(board: Board) -> None:
-    """Refuse to write a site without entries."""
-    if not board.entries:
-        reasons = " ".join(f"{each.name}: {each.reason}." for each in board.refused[:3])
-        raise BenchmdError(f"no bundle can be on the board. {reasons}")
+    if correlation >= 1:
+        return "the same predictions as"
+    return f"nearly the same predictions (correlation {correlation:.4f}) as"

@@ -1,43 +1,48 @@
 """A bundle: a folder with predictions and what is said of them, for others to score.
 
 ``bundle.json`` describes the runs and names each file of ``predictions`` by its SHA-256;
-``signature.json`` is optional. Nothing else may be in the folder. A file of predictions has the
-keyed hash of each record, sorted, and scores; labels and patients are those of the official
-catalog (`board.official`). A bundle is hostile: all of it is bounded and validated, nothing in it
-is executed, and no name in it becomes a path.
+``signature.json`` is optional. Nothing else may be in the folder. A file of predictions has a row
+for each record, sorted by keyed hash: the hash and the score of each class (`row_form`). It has no
+header, so there is nothing to parse and nothing that decodes to more than the file. Labels and
+patients are those of the official catalog (`board.official`). A bundle is hostile: all of it is
+bounded and validated, nothing in it is executed, and no name in it becomes a path.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
-from benchmd_ray.board.keys import KEY, Signature, is_signed
+from benchmd_ray.board.keys import HASH_BYTES, KEY, Signature, is_signed
 from benchmd_ray.board.submitters import compared, is_shown_as_written
-from benchmd_ray.errors import BenchmdError, count_of, shown
-from benchmd_ray.files.atomic import digest, json_bytes
+from benchmd_ray.errors import NAME, BenchmdError, count_of, shown
+from benchmd_ray.files.atomic import digest
 from benchmd_ray.files.integrity import MAX_JSON_BYTES, Damaged, parsed_json
-from benchmd_ray.files.parquet import read_table
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.schema.typed import Count, Name, typed
 from benchmd_ray.settings.definition import Settings, updated
 
-FORMAT = 1
 ABOUT, SIGNATURE, FOLDER = "bundle.json", "signature.json", "predictions"
 MOST_FILES = 5_000
 MOST_BYTES = 2**30
 """Of all files of a bundle together."""
-SCORES = "scores"
+MOST_RUNS = 100
+CONDITION = "^([a-z0-9][a-z0-9-]{0,40}( [0-9]{1,3})?)?$"
+"""A fault and its severity, such as ``noise 3``; empty for the records as they are."""
 Hex = Annotated[str, Field(pattern=KEY)]
 Short = Annotated[list[Name], Field(max_length=64)]
+STATED = {"encoder", "transfer", "tuned"}
+"""Settings that each run states; ``pretrain`` is that of its pretraining."""
 
 
 class Refused(BenchmdError):
@@ -46,10 +51,11 @@ class Refused(BenchmdError):
 
 @dataclass(frozen=True)
 class Part:
-    """A file of predictions: one run on one dataset's scored split, by one evaluation."""
+    """A file of predictions: one run on one dataset's scored split, under one condition."""
 
-    evaluation: Name
+    evaluation: Annotated[str, Field(pattern=f"^{NAME}$")]
     version: Count
+    condition: Annotated[str, Field(pattern=CONDITION)]
     dataset: Name
     split: Name
     catalog: Name
@@ -57,6 +63,14 @@ class Part:
     contamination: Name
     """What of the dataset the pretraining saw; empty for nothing."""
     sha256: Hex
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is a classification of the records as they are, which is ranked."""
+        return (self.evaluation, self.condition) == (CLASSIFIED.evaluation, "")
+
+
+EntryKey = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -74,11 +88,10 @@ class PackedRun:
     policy: Name
     seed: Count
     settings: dict[str, Any]
-    """``encoder``, ``transfer``, ``pretrain`` of its pretraining, ``tuned``."""
-    parts: dict[Name, Count]
+    """`STATED`."""
+    parts: Annotated[dict[Name, Count], Field(max_length=64)]
     """Versions of the parts of the code that computed it."""
-    versions: dict[Name, Name | None]
-    device: Name
+    versions: Annotated[dict[Name, Name | None], Field(max_length=64)]
     hardware: Short
     device_hours: Annotated[float, Field(ge=0, lt=2.0**63)] | None
     """Of the run and its pretraining, each over its workers; None if the pretraining is missing."""
@@ -86,25 +99,29 @@ class PackedRun:
     """Weights of the model; None where they were pruned."""
     weights: Name
     """Title and licence of published weights that it starts from; empty without."""
-    predictions: Annotated[list[Part], Field(max_length=1000)]
+    predictions: Annotated[list[Part], Field(min_length=1, max_length=1000)]
+
+    @property
+    def entry(self) -> EntryKey:
+        """What names its entry within a submitter's bundles: all but the seed."""
+        about = (self.row, self.protocol, self.setting, self.technique)
+        return *about, self.source, self.modality, self.policy
 
 
 @dataclass(frozen=True)
 class Description:
     """Content of ``bundle.json``."""
 
-    format: Count
+    format: Literal[1]
     board: Name
     """Digest of the board's key (`BoardKey.check`)."""
     submitter: Annotated[Name, Field(min_length=1, max_length=80)]
     title: Annotated[Name, Field(max_length=200)]
     licence: Annotated[Name, Field(max_length=200)]
     """On which terms the predictions are published; empty if not stated."""
-    made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+    made: Annotated[str, Field(pattern="^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}Z$")]
     benchmd_ray: Name
-    licences: dict[Name, Name]
-    """Licence of each dataset, as its card states it."""
-    runs: Annotated[list[PackedRun], Field(min_length=1, max_length=1000)]
+    runs: Annotated[list[PackedRun], Field(min_length=1, max_length=MOST_RUNS)]
 
     @property
     def parts(self) -> list[tuple[PackedRun, Part]]:
@@ -124,33 +141,54 @@ class Bundle:
     """Public key of its signature; empty without one."""
     bytes: int
 
-    def path(self, number: int) -> Path:
-        """File of a part, by its number in `Description.parts`."""
-        return part_path(self.folder, number)
-
-    @property
+    @cached_property
     def identity(self) -> tuple[str, str]:
         """Who submitted it: the name as it is compared, and the key."""
         return compared(self.about.submitter), self.signer
 
 
+def row_form(classes: int) -> np.dtype[np.void]:
+    """A row of a file of predictions: 16 bytes of hash, then little-endian float64."""
+    return np.dtype([("record", f"V{HASH_BYTES}"), ("scores", "<f8", (classes,))])
+
+
 def part_path(folder: Path, number: int) -> Path:
-    return folder / FOLDER / f"{number:04d}.parquet"
+    return folder / FOLDER / f"{number:04d}.bin"
 
 
-def write_part(folder: Path, number: int, table: pa.Table) -> str:
-    """Write a file of predictions; returns its SHA-256."""
+def write_part(
+    folder: Path, number: int, hashes: Sequence[bytes], scores: npt.NDArray[np.float64]
+) -> str:
+    """Write a file of predictions, sorted by the records' hashes; returns its SHA-256."""
+    order = sorted(range(len(hashes)), key=hashes.__getitem__)
+    rows = np.empty(len(hashes), row_form(scores.shape[1]))
+    rows["record"] = np.frombuffer(b"".join(hashes), rows.dtype["record"])[order]
+    rows["scores"] = scores[order]
     path = part_path(folder, number)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table.replace_schema_metadata(None), path, compression="zstd")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_bytes(rows.tobytes())
+    return sha256(rows.tobytes()).hexdigest()
 
 
-def write_about(folder: Path, about: Description) -> bytes:
-    """Write ``bundle.json``; returns its bytes, which a signature is of."""
-    content = json_bytes(asdict(about))
-    (folder / ABOUT).write_bytes(content)
-    return content
+def read_part(bundle: Bundle, number: int, records: int, classes: int) -> npt.NDArray[np.void]:
+    """Rows of a file of predictions, of which at most twice the expected ones are read.
+
+    Raises:
+        Refused: It does not consist of such rows, or was changed since `read_bundle`.
+    """
+    form, place = row_form(classes), f"file {number} of its predictions"
+    path, most = part_path(bundle.folder, number), 2 * records * form.itemsize
+    size = path.stat().st_size
+    if size % form.itemsize or size > most:
+        raise Refused(
+            f"{place} has {size:,} bytes, expected {count_of(records, 'row')} of {form.itemsize}: "
+            f"a hash and scores of {count_of(classes, 'class')}"
+        )
+    with path.open("rb") as file:
+        content = file.read(most)
+    if sha256(content).hexdigest() != bundle.about.parts[number][1].sha256:
+        raise Refused(f"{place} was changed while it was read")
+    return np.frombuffer(content, form)
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -160,24 +198,24 @@ def read_bundle(folder: Path) -> Bundle:
         Refused: It has another form, a file too many or too few, or a wrong hash or signature.
     """
     sizes = _files(folder)
-    content = _bytes(folder, ABOUT)
-    about = _described(_json(content, ABOUT))
-    expected = {ABOUT, *(f"{FOLDER}/{n:04d}.parquet" for n in range(len(about.parts)))}
+    about, content = _read(Description, folder, ABOUT)
+    about = _checked(about)
+    expected = {ABOUT, *(f"{FOLDER}/{n:04d}.bin" for n in range(len(about.parts)))}
     if others := sizes.keys() ^ (expected | (sizes.keys() & {SIGNATURE})):
         which = "lacks" if min(others) in expected else "also holds"
         raise Refused(f"it {which} {count_of(len(others), 'file')} other than it names")
     signer = ""
     if SIGNATURE in sizes:
-        stated = _typed(Signature, _json(_bytes(folder, SIGNATURE), SIGNATURE), SIGNATURE)
+        stated, _ = _read(Signature, folder, SIGNATURE)
         if not is_signed(content, stated):
             raise Refused("its signature is not one of its content by the key that it names")
         signer = stated.public_key
         content += f"{signer}{stated.signature}".encode()
     for number, (_, part) in enumerate(about.parts):
         with part_path(folder, number).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:
+            if file_digest(file, "sha256").hexdigest() != part.sha256:
                 raise Refused(f"file {number} of its predictions has another SHA-256 than stated")
-    name = hashlib.sha256(content).hexdigest()
+    name = sha256(content).hexdigest()
     return Bundle(folder, name, about, signer, sum(sizes.values()))
 
 
@@ -207,88 +245,54 @@ def _entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
                 yield entry.name, entry
 
 
-def _bytes(folder: Path, name: str) -> bytes:
+def _read(kind: Any, folder: Path, name: str) -> tuple[Any, bytes]:
+    """A validated JSON file, and its bytes."""
     with (folder / name).open("rb") as file:
         content = file.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
         raise Refused(f"{name} has more than {MAX_JSON_BYTES:,} bytes")
-    return content
-
-
-def _json(content: bytes, name: str) -> dict[str, Any]:
     try:
-        return parsed_json(content, name, "")
+        return typed(kind, parsed_json(content, name, ""), name), content
     except Damaged as error:
         raise Refused(f"{name}: {error.why}") from error
-
-
-def _typed(kind: Any, content: Mapping[str, Any], name: str) -> Any:
-    try:
-        return typed(kind, content, name)
     except (BenchmdError, RecursionError) as error:
         raise Refused(str(error)) from error
 
 
-def _described(content: Mapping[str, Any]) -> Description:
-    if content.get("format") != FORMAT:
-        raise Refused(f"{ABOUT} is of another format than {FORMAT}: pack it again")
-    about: Description = _typed(Description, content, ABOUT)
+def _checked(about: Description) -> Description:
+    """Refuse statements that contradict each other."""
     if not is_shown_as_written(about.submitter):
         raise Refused(
             f"pages would not show its submitter {shown(about.submitter)} as written: name one "
             "without folders, doubled or outer spaces, and with something visible"
         )
+    keys = [(run.run, p.dataset, p.evaluation, p.condition) for run, p in about.parts]
+    if len(set(keys)) < len(keys):
+        raise Refused("it has the predictions of a run for a dataset twice")
+    main = {(run.run, part.dataset) for run, part in about.parts if part.is_main}
+    if others := {key[:2] for key in keys} - main:
+        name, dataset = map(shown, min(others))
+        raise Refused(f"{name} has no classification of {dataset}, on which its entry is ranked")
+    (entry, seed), count = Counter((run.entry, run.seed) for run in about.runs).most_common(1)[0]
+    if count > 1:
+        raise Refused(f"{count} runs of {shown(entry[0])} have the seed {seed}: submit one of them")
+    settings = {digest(run.settings): run.settings for run in about.runs}
+    transfers = {name: _setting(stated) for name, stated in settings.items()}
+    runs = []
     for run in about.runs:
-        try:
-            updated(Settings(), run.settings)
-        except BenchmdError as error:
-            raise Refused(f"settings of {run.run}: {error}") from error
-    keys = [(run.run, part.evaluation, part.dataset) for run, part in about.parts]
-    if not keys or len(set(keys)) < len(keys):
-        raise Refused("it has no predictions, or those of a run for a dataset twice")
-    settings = {digest(run.settings): run.settings for run in about.runs}  # each once in memory
-    runs = [replace(run, settings=settings[digest(run.settings)]) for run in about.runs]
+        name = digest(run.settings)
+        if transfers[name] != run.setting:
+            which = f"settings of {run.run} are those of {transfers[name]}"
+            raise Refused(f"{which}, not of {shown(run.setting)}")
+        runs.append(replace(run, settings=settings[name]))  # equal ones once in memory
     return replace(about, runs=runs)
 
 
-def read_part(bundle: Bundle, number: int) -> pa.Table:
-    """Read a file of predictions, bounded.
-
-    Raises:
-        Refused: It is no whole Parquet file, claims or decodes to too much, or says more than
-            `_columns_fault` allows.
-    """
+def _setting(settings: dict[str, Any]) -> str:
+    """The transfer setting that settings are of; incomplete or invalid ones are refused."""
+    if settings.keys() - {"pretrain"} != STATED:
+        raise Refused(f"its settings are not those expected: {', '.join(sorted(STATED))}")
     try:
-        table = read_table(bundle.path(number), f"file {number}", "")
-    except Damaged as error:
-        raise Refused(f"file {number} of its predictions: {error.why}") from error
-    most = 0 if bundle.about.parts[number][1].evaluation == CLASSIFIED.evaluation else MOST_COLUMNS
-    has_more = table.schema.metadata or any(field.metadata for field in table.schema)
-    if fault := "it holds metadata" if has_more else _columns_fault(table.schema, most):
-        raise Refused(f"file {number} of its predictions: {fault}")
-    return table
-
-
-RECORD = "record"
-MORE: Sequence[pa.DataType] = (
-    *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float64()),
-    pa.dictionary(pa.int32(), pa.string()),
-)
-"""Types of columns of other evaluations than a classification: conditions of a row."""
-MOST_COLUMNS = 10
-"""Of conditions; a classification has none."""
-
-
-def _columns_fault(schema: pa.Schema, most: int) -> str:
-    """What is wrong with columns, of which ``most`` may be conditions; empty if nothing."""
-    if RECORD not in schema.names or SCORES not in schema.names:
-        return f"it lacks the column {RECORD} or {SCORES}"
-    if schema.field(RECORD).type != pa.binary(16):
-        return f"its column {RECORD} is of the type {schema.field(RECORD).type}, not keyed hashes"
-    scores = schema.field(SCORES).type
-    if not pa.types.is_fixed_size_list(scores) or scores.value_type != pa.float64():
-        return f"its column {SCORES} is of the type {scores}, expected lists of float64"
-    others = [field for field in schema if field.name not in (RECORD, SCORES)]
-    if len(others) > most or not all(field.type in MORE for field in others):
-        return "it has columns of other types, or too many"
-    return ""
+        return updated(Settings(), settings).transfer.setting
+    except BenchmdError as error:
+        raise Refused(f"settings: {error}") from error

@@ -1,39 +1,37 @@
-"""A board as data: ``board.json`` and ``board.csv``."""
+"""A board as data: ``board.json``, of which pages and ``board.csv`` are made."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.board.build import Board, Contest, alike_text, entry_id, whose
-from benchmd_ray.board.ranking import Placed, cost_of
-from benchmd_ray.board.recompute import Entry
+from benchmd_ray.board.build import Board, alike_text, entry_id, whose
+from benchmd_ray.board.official import OfficialDataset
+from benchmd_ray.board.ranking import CONTAMINATED, Contest, Placed, cost_of
+from benchmd_ray.board.recompute import Entry, Floats
+from benchmd_ray.board.rerun import command, settings_of
+from benchmd_ray.files.atomic import slug
 from benchmd_ray.report.frames import with_mode
 from benchmd_ray.report.table import text_of
 
 FORMAT = 1
+FLAGS = ("copy?", "shared name")
+"""Of entries that an organiser should look at."""
+Row = dict[str, Any]
+Places = Mapping[tuple[str, str], tuple[Contest, Placed]]
+"""Where entries are placed, by `entry_id` and dataset."""
 
 
-def name_of(entry: Entry) -> str:
-    """``MAE, linear``."""
-    return text_of(with_mode(entry.first.row, entry.first.setting))
-
-
-def scores_by_entry(board: Board) -> dict[str, dict[str, tuple[Contest, Placed]]]:
-    """Where each entry is placed, by `entry_id` and dataset."""
-    result: dict[str, dict[str, tuple[Contest, Placed]]] = {}
-    for contest, members in board.contests.items():
-        for place in members:
-            result.setdefault(entry_id(place.entry), {})[contest[0]] = contest, place
-    return result
-
-
-def content(board: Board) -> dict[str, Any]:
+def content(board: Board) -> Row:
     """``board.json``: all that the pages show, with all digits; what is not known is null."""
-    scores = scores_by_entry(board)
+    places = {
+        (entry_id(place.entry), contest[0]): (contest, place)
+        for contest, members in board.contests.items()
+        for place in members
+    }
     whole = {
         "format": FORMAT,
         "title": board.title,
@@ -41,74 +39,111 @@ def content(board: Board) -> dict[str, Any]:
         "board": board.official.board,
         "official": board.official.sha256,
         "datasets": [
-            {
-                **{
-                    n: getattr(d.about, n)
-                    for n in ("name", "split", "title", "modality", "catalog")
-                },
-                "classes": list(d.about.task.classes),
-                "records": len(d.records),
-                "patients": d.patients,
-            }
-            for d in board.official.datasets.values()
+            _dataset(board, number, dataset)
+            for number, dataset in enumerate(board.official.datasets.values())
         ],
-        "entries": [
-            _entry(board, entry, scores.get(entry_id(entry), {})) for entry in board.entries
-        ],
+        "entries": [_entry(board, entry, places) for entry in board.entries],
         "refused": [vars(each) for each in board.refused],
         "bundles": sorted(bundle.id for bundle in board.bundles),
     }
     return dict(_finite(whole))
 
 
-def _entry(
-    board: Board, entry: Entry, scores: Mapping[str, tuple[Contest, Placed]]
-) -> dict[str, Any]:
-    run, name = entry.first, entry_id(entry)
+def _dataset(board: Board, number: int, dataset: OfficialDataset) -> Row:
+    about = dataset.about
+    contests = {of[1:]: those for of, those in board.contests.items() if of[0] == about.name}
+    placed = [(of, place) for (_, of), those in contests.items() for place in those]
+    values = [p.entry.results[about.name].value for of, p in placed if of != CONTAMINATED]
     return {
-        "id": name,
-        "name": name_of(entry),
-        "submitter": entry.bundle.about.submitter,
-        "key": entry.bundle.signer,
-        **{
-            n: getattr(run, n) for n in ("protocol", "technique", "setting", "source", "parameters")
-        },
-        "seeds": [each.seed for each in entry.runs],
-        "device_hours": cost_of(entry),
-        "bundle": entry.bundle.id,
-        "made": entry.bundle.about.made,
-        "submissions": 1 + len(board.earlier.get(name, ())),
-        "scores": [
-            _score(board, entry, dataset, *where) for dataset, where in sorted(scores.items())
+        **{name: value for name, value in vars(about).items() if name != "task"},
+        "page": f"dataset-{number}-{slug(about.name)[:60]}.html",
+        "task": about.task.kind,
+        "classes": list(about.task.classes),
+        "records": len(dataset.records),
+        "patients": dataset.patients,
+        "entries": len(placed),
+        "first_group": sum(place.group == 1 for _, place in placed),
+        "highest_auroc": max(values, default=math.nan),
+        "tables": [
+            {"labels": labels, "division": of, "entries": [entry_id(p.entry) for p in those]}
+            for (labels, of), those in contests.items()
         ],
     }
 
 
-def _score(
-    board: Board, entry: Entry, dataset: str, contest: Contest, place: Placed
-) -> dict[str, Any]:
-    result, classes = entry.results[dataset], board.official.datasets[dataset].about.task.classes
-    behind, behind_low, behind_high = place.behind
-    value, low, high = result.auroc[0].tolist()
+def name_of(entry: Entry) -> str:
+    """``MAE, linear``."""
+    return text_of(with_mode(entry.first.row, entry.first.setting))
+
+
+def _entry(board: Board, entry: Entry, places: Places) -> Row:
+    run, bundle, name = entry.first, entry.bundle, entry_id(entry)
+    copied = any(board.alike.get((name, dataset)) for dataset in entry.results)
+    unknown = "" if bundle.signer else "not signed"
+    flag = FLAGS[0] if copied else FLAGS[1] if board.namesakes(entry) else unknown
+    counts = [each.parameters for each in entry.runs]
+    stated = {n: v for n, v in vars(run).items() if n not in ("run", "seed", "predictions")}
+    return {
+        **stated,
+        "id": name,
+        "name": name_of(entry),
+        "page": f"entry-{name}.html",
+        "submitter": bundle.about.submitter,
+        "key": bundle.signer,
+        "whose": whose(entry),
+        "flag": flag,
+        "hardware": [*dict.fromkeys(text for each in entry.runs for text in each.hardware)],
+        "parameters": None if None in counts else max(n for n in counts if n is not None),
+        "device_hours": cost_of(entry),
+        "seeds": [each.seed for each in entry.runs],
+        **{n: getattr(bundle.about, n) for n in ("title", "licence", "made")},
+        "bundle": bundle.id,
+        "bytes": bundle.bytes,
+        "submissions": [_submission(e) for e in (entry, *board.earlier.get(name, ()))],
+        "notes": [*_notes(board, entry)],
+        "command": command(entry),
+        "settings": settings_of(run),
+        "scores": [
+            _score(board, entry, dataset, *places[name, dataset])
+            for dataset in board.official.datasets
+            if dataset in entry.results
+        ],
+    }
+
+
+def _submission(entry: Entry) -> Row:
+    aurocs = {name: _ends(result.auroc[0]) for name, result in sorted(entry.results.items())}
+    return {"made": entry.bundle.about.made, "bundle": entry.bundle.id, "scores": aurocs}
+
+
+def _ends(row: Floats) -> Row:
+    return dict(zip(("auroc", "auroc_low", "auroc_high"), row.tolist(), strict=True))
+
+
+def _score(board: Board, entry: Entry, dataset: str, contest: Contest, place: Placed) -> Row:
+    result, about = entry.results[dataset], board.official.datasets[dataset].about
+    metrics = {name: values.tolist() for name, values in result.metrics.items()}
+    behind = dict(zip(("behind", "behind_low", "behind_high"), place.behind, strict=True))
     return {
         "dataset": dataset,
+        "seeds": [r.seed for r in entry.runs if dataset in {p.dataset for p in r.predictions}],
+        "split": about.split,
         "labels": contest[1],
         "division": contest[2],
-        "auroc": value,
-        "low": low,
-        "high": high,
+        **_ends(result.auroc[0]),
         "caution": result.caution,
         "group": place.group,
-        "rank": place.rank,
-        "rank_low": place.low,
-        "rank_high": place.high,
-        "behind": behind,
-        "behind_low": behind_low,
-        "behind_high": behind_high,
+        **{"rank": place.rank, "rank_low": place.low, "rank_high": place.high},
+        **behind,
         "on_front": place.on_front,
-        "metrics": {name: float(values[0]) for name, values in result.metrics.items()},
-        "classes": dict(zip(classes, result.auroc[1:].tolist(), strict=True)),
-        "other": [dict(row) for row in result.rows],
+        **{name: values[0] for name, values in metrics.items()},
+        "classes": [
+            {"class": title, **{name: values[n] for name, values in metrics.items()}}
+            | _ends(result.auroc[n])
+            for n, title in enumerate(about.task.classes, start=1)
+        ],
+        "conditions": [row for row in result.others if "condition" in row],
+        "subgroups": [row for row in result.others if "subgroup" in row],
         "alike": [
             {"entry": entry_id(other), "correlation": correlation}
             for other, correlation in board.alike.get((entry_id(entry), dataset), ())
@@ -119,28 +154,25 @@ def _score(
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def frame(whole: Mapping[str, Any]) -> pd.DataFrame:
-    """``board.csv``: a row for each entry and dataset of `content`."""
-    return pd.DataFrame(list(_rows(whole)))
-
-
-def _rows(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def frame(whole: Row) -> pd.DataFrame:
+    """``board.csv``: a row for each entry and dataset, of what is a single value."""
+    rows = []
     for entry in whole["entries"]:
-        about = {name: value for name, value in entry.items() if name != "scores"}
-        about["seeds"] = " ".join(map(str, entry["seeds"]))
         for score in entry["scores"]:
-            left = ("metrics", "classes", "other", "alike")
-            row = {name: value for name, value in score.items() if name not in left}
-            alike = " ".join(each["entry"] for each in score["alike"])
-            yield {**about, **row, **score["metrics"], "alike": alike}
+            seeds, submissions = " ".join(map(str, score["seeds"])), len(entry["submissions"])
+            alike = " ".join(other["entry"] for other in score["alike"])
+            row = {"seeds": seeds, "submissions": submissions, "alike": alike}
+            single = {n: v for n, v in (entry | score).items() if not isinstance(v, dict | list)}
+            rows.append(single | row)
+    return pd.DataFrame(rows).drop(columns=["page", "whose", "command"])
 
 
-def warnings_of(board: Board, entry: Entry) -> Iterator[str]:
+def _notes(board: Board, entry: Entry) -> Iterator[str]:
     """What a reader must know of an entry."""
     for dataset in entry.results:
         for other, correlation in board.alike.get((entry_id(entry), dataset), ()):
@@ -148,19 +180,13 @@ def warnings_of(board: Board, entry: Entry) -> Iterator[str]:
                 f"Copy, or the same command: on {dataset} it has {alike_text(correlation)} "
                 f"{name_of(other)} of {whose(other)}."
             )
-        for part in {p for run in entry.runs for p in run.predictions if p.dataset == dataset}:
-            official = board.official.datasets[dataset].about
-            if part.catalog != official.catalog:
-                yield (
-                    f"Catalog: {dataset} was scored in another catalog than the official one, with "
-                    "the same records; their signals may differ."
-                )
-        if seen := {
-            p.contamination
-            for r in entry.runs
-            for p in r.predictions
-            if p.dataset == dataset and p.contamination
-        }:
+        parts = [*entry.parts(dataset)]
+        if {part.catalog for part in parts} - {board.official.datasets[dataset].about.catalog}:
+            yield (
+                f"Catalog: {dataset} was scored in another catalog than the official one, with "
+                "the same records; their signals may differ."
+            )
+        if seen := {part.contamination for part in parts} - {""}:
             yield f"Contamination, as stated: {dataset}: {'; '.join(sorted(seen))}."
     for other in board.namesakes(entry):
         yield f"Name: {whose(other)} has the same, by another key or none: who is who is unknown."

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +20,13 @@ WIDTH = 256
 """Numbers of each of the two parts of a sketch."""
 ALIKE = 0.995
 """Correlation from which predictions count as nearly the same."""
-SAME = 1 - 1e-6
-BLOCK = 256
-"""Sketches that are compared with all others at a time."""
-
-
-class Copy(NamedTuple):
-    """Two sketches that are alike."""
-
-    a: int
-    b: int
-    correlation: float
+HALVES = (slice(WIDTH), slice(WIDTH, None))
+DIGITS = 5
+"""Of a correlation: further ones depend on the processor."""
+BLOCK = 16
+"""Entries that are compared with all others at a time."""
+MOST = 10
+"""Others that are named for one."""
 
 
 def sketch(scores: Floats) -> Sketch:
@@ -53,19 +48,29 @@ def _hashing(size: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int8]]:
     return places, (2 * rng.integers(0, 2, size) - 1).astype(np.int8)
 
 
-def copies(sketches: Sequence[Sketch], owners: Sequence[object]) -> Iterator[Copy]:
-    """Pairs of different owners, of one dataset, that are alike in scores or in their order."""
-    if not sketches:
-        return
-    whole = np.stack(sketches)
+def copies(
+    sketches: Sequence[Sketch], owners: Sequence[object]
+) -> Iterator[list[tuple[int, float]]]:
+    """For each entry those of other owners that are alike in scores or in their order.
+
+    Args:
+        sketches: Of each entry, (runs, 2 × `WIDTH`).
+        owners: Whose each is.
+
+    Yields:
+        Numbers of at most `MOST` entries with the correlation, the largest first.
+    """
+    whole = np.concatenate(sketches)
+    starts = np.cumsum([0, *map(len, sketches[:-1])])
     numbers = {name: number for number, name in enumerate(dict.fromkeys(owners))}
     owner = np.array([numbers[name] for name in owners])
-    for start in range(0, len(whole), BLOCK):
-        block = whole[start : start + BLOCK]
-        alike = np.maximum(
-            block[:, :WIDTH] @ whole[:, :WIDTH].T, block[:, WIDTH:] @ whole[:, WIDTH:].T
-        )
-        near = (alike >= ALIKE) & (owner[start : start + BLOCK, None] != owner)
-        for row, b in np.argwhere(near):
-            if start + row < b:
-                yield Copy(int(start + row), int(b), min(1.0, float(alike[row, b])))
+    for first in range(0, len(sketches), BLOCK):
+        last = min(first + BLOCK, len(sketches))
+        rows = whole[starts[first] : starts[last - 1] + len(sketches[last - 1])]
+        runs = np.maximum(*(rows[:, part] @ whole[:, part].T for part in HALVES))
+        inner = starts[first:last] - starts[first]
+        block = np.maximum.reduceat(np.maximum.reduceat(runs, starts, axis=1), inner, axis=0)
+        block[owner[first:last, None] == owner] = -1
+        for alike in block:
+            order = np.argsort(-alike, kind="stable")[:MOST]
+            yield [(int(n), round(float(alike[n]), DIGITS)) for n in order if alike[n] >= ALIKE]

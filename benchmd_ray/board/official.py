@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,9 +29,10 @@ from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.files.atomic import parse_json, replacing
 from benchmd_ray.files.integrity import Damaged
-from benchmd_ray.files.parquet import read_table
+from benchmd_ray.files.parquet import opened, read_table
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.report.frames import SPLITS, rank_of
+from benchmd_ray.report.subgroup_frames import labels_of
 from benchmd_ray.schema.typed import Count, Name, typed
 from benchmd_ray.scores.support import Basis, support
 from benchmd_ray.scores.units import Units
@@ -41,13 +42,19 @@ METADATA = b"official"
 NAMES = {"record": "record_id", "unit": "unit_id", "patient": "group_id"}
 """Columns that are hashed, by the kind of name."""
 REMEDY = "Make it again with `benchmd board digest`."
+SUBGROUPS = ("age", "sex")
 SCHEMA = pa.schema(
     [
         ("dataset", pa.int32()),
-        *((name, HASHES) for name in ("record", "unit", "patient")),
-        ("target", pa.list_(pa.int8())),
+        *((name, HASHES) for name in NAMES),
+        ("target", pa.string()),
+        *((name, pa.string()) for name in SUBGROUPS),
     ]
 )
+"""``target`` has a letter of `LABELS` for each class. The file is not compressed and no column is
+nested, so that it decodes to little more than it takes: a site's is not to be believed."""
+LABELS = b"?01"
+"""An unknown label, -1, then 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +90,14 @@ class OfficialDataset:
     """The scored split of a dataset; records are sorted by their hash."""
 
     about: AboutDataset
-    records: pa.Array
-    """(records,) hashes."""
+    records: Sequence[bytes]
+    """Hashes."""
     targets: npt.NDArray[np.int8]
     """(records, classes)."""
     unit_names: Sequence[str]
     patient_names: Sequence[str]
+    subgroups: Mapping[str, Sequence[str | None]]
+    """By variable: the group of each record; empty where the digests were made without."""
 
     @cached_property
     def units(self) -> Units:
@@ -123,7 +132,11 @@ class Official:
     board: str
     sha256: str
     """Of the file."""
-    datasets: dict[str, OfficialDataset] = field(default_factory=dict)
+    datasets: Mapping[str, OfficialDataset]
+
+    @property
+    def has_subgroups(self) -> bool:
+        return any(dataset.subgroups for dataset in self.datasets.values())
 
 
 def scored_split(splits: Iterable[str]) -> str:
@@ -131,8 +144,10 @@ def scored_split(splits: Iterable[str]) -> str:
     return max(splits, key=lambda split: rank_of(SPLITS, split))
 
 
-def write_digests(catalogs: Sequence[Catalog], key: BoardKey, path: Path) -> list[AboutDataset]:
-    """Write the file of digests of official catalogs.
+def write_digests(
+    catalogs: Sequence[Catalog], key: BoardKey, path: Path, *, subgroups: bool = False
+) -> list[AboutDataset]:
+    """Write the file of digests of official catalogs, with ``subgroups`` also ages and sexes.
 
     Raises:
         BenchmdError: Two are of one dataset, or one has no evaluation split or masks for labels.
@@ -141,7 +156,7 @@ def write_digests(catalogs: Sequence[Catalog], key: BoardKey, path: Path) -> lis
     names = [about.name for about in datasets]
     if twice := {name for name in names if names.count(name) > 1}:
         raise BenchmdError(f"several catalogs are of {min(twice)}: name one of each dataset.")
-    columns = [*NAMES.values(), "target"]
+    columns = [*NAMES.values(), "target", *(SUBGROUPS if subgroups else ())]
     tables = [
         split_table(catalog, about.split, columns)
         for catalog, about in zip(catalogs, datasets, strict=True)
@@ -153,7 +168,7 @@ def write_digests(catalogs: Sequence[Catalog], key: BoardKey, path: Path) -> lis
 def write_rows(
     datasets: Sequence[AboutDataset], tables: Sequence[pa.Table], key: BoardKey, path: Path
 ) -> None:
-    """Write a file of digests of tables with record_id, unit_id, group_id and target."""
+    """Write a file of digests of tables with `NAMES`, target and, if at all, `SUBGROUPS`."""
     parts = [
         _rows(table, about.name, number, key)
         for number, (table, about) in enumerate(zip(tables, datasets, strict=True))
@@ -161,7 +176,7 @@ def write_rows(
     stated = json.dumps(asdict(AboutBoard(FORMAT, key.check, list(datasets))))
     table = pa.concat_tables(parts).replace_schema_metadata({METADATA: stated})
     with replacing(path) as partial:
-        pq.write_table(table, partial, compression="zstd")
+        pq.write_table(table, partial, compression="none")
 
 
 def _about(catalog: Catalog) -> AboutDataset:
@@ -198,9 +213,14 @@ def _rows(table: pa.Table, dataset: str, number: int, key: BoardKey) -> pa.Table
         kind: pa.array(key.hashes(kind, dataset, table[name].to_pylist()), HASHES)
         for kind, name in NAMES.items()
     }
-    targets = pa.array(decode_targets(table["target"]).tolist(), SCHEMA.field("target").type)
-    numbers = pa.array(np.full(len(table), number, np.int32))
-    rows = pa.table({"dataset": numbers, **hashed, "target": targets}, SCHEMA)
+    letters = np.frombuffer(LABELS, np.uint8)[decode_targets(table["target"]) + 1]
+    targets = [row.tobytes().decode() for row in letters]
+    people = table.select([n for n in SUBGROUPS if n in table.column_names]).to_pandas()
+    groups = {name: labels_of(people, name) for name in people}
+    nothing = dict.fromkeys(SUBGROUPS, [None] * len(table))
+    numbers = np.full(len(table), number, np.int32)
+    columns = {"dataset": numbers, **hashed, "target": targets, **nothing, **groups}
+    rows = pa.table(columns, SCHEMA)
     return rows.take(pc.sort_indices(rows["record"]))
 
 
@@ -210,8 +230,12 @@ def read_official(path: Path) -> Official:
     Raises:
         Damaged: It has another form.
     """
+    with opened(path, path, REMEDY) as file:
+        about = _stated(file.schema_arrow, path)
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        if {g.column(n).compression for g in groups for n in range(len(SCHEMA))} - {"UNCOMPRESSED"}:
+            raise Damaged(path, "it is compressed", REMEDY)
     table = read_table(path, path, REMEDY)
-    about = _stated(table.schema, path)
     datasets = {}
     for number, dataset in enumerate(about.datasets):
         rows = table.filter(pc.equal(table["dataset"], number))
@@ -237,13 +261,16 @@ def _stated(schema: pa.Schema, path: Path) -> AboutBoard:
 
 
 def _dataset(about: AboutDataset, rows: pa.Table, path: Path) -> OfficialDataset:
-    lengths = set(pc.list_value_length(rows["target"]).to_pylist())
-    records = rows["record"].combine_chunks()
-    unordered = not records.equals(records.unique().take(pc.sort_indices(records.unique())))
-    if lengths != {len(about.task.classes)} or any(rows[n].null_count for n in SCHEMA.names):
+    columns = {name: rows[name].to_pylist() for name in SCHEMA.names}
+    records, classes = columns["record"], len(about.task.classes)
+    if any(rows[n].null_count for n in SCHEMA.names if n not in SUBGROUPS) or (
+        {len(target) for target in columns["target"]} != {classes}
+    ):
         raise Damaged(path, f"its labels of {shown(about.name)} are not of its classes", REMEDY)
-    targets = rows["target"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    if unordered or not np.isin(targets, (-1, 0, 1)).all():
+    letters = "".join(columns["target"]).encode("ascii", "replace")
+    if records != sorted(set(records)) or {*letters} - {*LABELS}:
         raise Damaged(path, f"records of {shown(about.name)} are doubled or unlike", REMEDY)
-    unit, patient = ([h.hex() for h in rows[name].to_pylist()] for name in ("unit", "patient"))
-    return OfficialDataset(about, records, targets.reshape(len(rows), -1), unit, patient)
+    targets = np.array([LABELS.index(letter) - 1 for letter in letters], np.int8)
+    unit, patient = ([name.hex() for name in columns[kind]] for kind in ("unit", "patient"))
+    subgroups = {name: columns[name] for name in SUBGROUPS if any(columns[name])}
+    return OfficialDataset(about, records, targets.reshape(-1, classes), unit, patient, subgroups)

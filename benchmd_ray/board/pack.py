@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,26 +18,24 @@ from benchmd_ray._version import __version__
 from benchmd_ray.board.bundle import (
     ABOUT,
     FOLDER,
-    FORMAT,
-    MORE,
-    RECORD,
-    SCORES,
     SIGNATURE,
+    Bundle,
     Description,
+    EntryKey,
     PackedRun,
     Part,
     read_bundle,
-    write_about,
     write_part,
 )
-from benchmd_ray.board.keys import HASHES, BoardKey, Signature, signed
+from benchmd_ray.board.keys import BoardKey, Signature, signed
 from benchmd_ray.board.official import scored_split
 from benchmd_ray.board.packed_run import packed_run
+from benchmd_ray.console.progress import progress
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import PERSON
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.evaluation.registry import evaluations
-from benchmd_ray.files.atomic import TEMPORARY
+from benchmd_ray.files.atomic import TEMPORARY, json_bytes
 from benchmd_ray.report.contamination import contamination
 from benchmd_ray.report.names import names_of
 from benchmd_ray.report.protocols import fold_of
@@ -46,20 +44,14 @@ from benchmd_ray.runs.files import predictions_of
 from benchmd_ray.runs.predictions import IDENTIFIERS, Predictions, read_predictions
 from benchmd_ray.runs.store import Run, read_stores
 
+SCORES = "scores"
 LEAVES = (
-    "of each record its keyed hash and the model's scores",
-    "of each run technique, settings, seed, versions, hardware (models of processors or GPUs), "
+    "leaves:",
+    "  of each record its keyed hash and the model's scores",
+    "  of each run technique, settings, seed, versions, hardware (models of processors or GPUs), "
     "device hours, number of weights, contamination",
+    "stays: labels, patients, ages, sexes, sites, names of files, signals, weights",
 )
-STAYS = "labels, patients, ages, sexes, sites, names of files, signals, weights"
-
-
-@dataclass(frozen=True)
-class Packing:
-    """What is packed, and why other runs and predictions are not."""
-
-    about: Description
-    skipped: Sequence[str]
 
 
 def pack_stores(
@@ -70,49 +62,27 @@ def pack_stores(
     key_file: Path | None,
     keep: bool,
     **choice: Any,
-) -> tuple[list[str], bool]:
-    """Pack runs of stores; see `pack`.
+) -> list[str]:
+    """Pack runs of stores into a bundle that does not exist; ``choice`` are arguments of `pack`.
 
-    Args:
-        stores: Stores and runs.
-        out: The bundle, which must not exist.
-        key: Of the board.
-        key_file: Private key to sign with.
-        keep: Whether the bundle is written to ``out``; else only what it would hold is listed.
-        choice: Arguments of `pack`.
-
-    Returns:
-        What leaves, line by line, and whether it was written.
+    Signed with ``key_file`` if there is one; written only with ``keep``. Returns what leaves, line
+    by line.
     """
     if out.exists():
         raise BenchmdError(f"{out} exists: nothing was written. Choose another --out.")
     stored = read_stores(list(stores))
     out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as temporary:
+    display = progress("pack", len(stored.found), "runs")
+    with TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as temporary, closing(display):
         folder = Path(temporary) / "bundle"
         folder.mkdir()
-        packing = pack(stored.found, folder, key, **choice)
-        signer = ""
+        skipped = pack(stored.found, folder, key, done=display.update, **choice)
         if key_file is not None:
-            signature = signed((folder / ABOUT).read_bytes(), key_file)
-            write_signature(folder, signature)
-            signer = signature.public_key
-        read_bundle(folder)  # as a board will
-        lines = [*leaving(packing, _sizes(folder), signer, key), *stored.notes]
+            write_signature(folder, signed((folder / ABOUT).read_bytes(), key_file))
+        lines = [*leaving(read_bundle(folder), key)]  # as a board will read it
         if keep:
             folder.rename(out)
-    return lines, keep
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes by kind of file."""
-    parts = sum(path.stat().st_size for path in (folder / FOLDER).iterdir())
-    about = sum(path.stat().st_size for path in folder.glob("*.json"))
-    return {"predictions": parts, "descriptions": about, "together": parts + about}
-
-
-class _Left(BenchmdError):
-    """Predictions that are not packed."""
+    return [*lines, *(f"not packed: {note}" for note in skipped), *stored.notes]
 
 
 def pack(
@@ -124,8 +94,9 @@ def pack(
     title: str = "",
     licence: str = "",
     datasets: Sequence[str] = (),
-) -> Packing:
-    """Write a bundle, unsigned, into an empty folder; see `sign`.
+    done: Callable[[int], None] = lambda count: None,
+) -> list[str]:
+    """Write a bundle, unsigned, into an empty folder; see `write_signature`.
 
     Args:
         runs: Of stores, pretrainings too.
@@ -135,6 +106,10 @@ def pack(
         title: What it is.
         licence: Terms of the predictions.
         datasets: Only these; empty for all.
+        done: Called with the number of runs read so far.
+
+    Returns:
+        Which runs and predictions are not packed, and why.
 
     Raises:
         BenchmdError: There is nothing to pack.
@@ -142,44 +117,49 @@ def pack(
     names, by_name = names_of(runs).of_runs, {run.folder.name: run for run in runs}
     packed: list[PackedRun] = []
     skipped: list[str] = []
+    same: dict[tuple[str, ...], str] = {}
     number = 0
-    for run in runs:
+    for count, run in enumerate(runs, start=1):
+        done(count)
         if run.description["kind"] != "transfer":
             continue
-        if why := _unfit(run):
-            skipped.append(f"{run.folder.name}: {why}")
-            continue
-        parts = []
-        for path in predictions_of(run.folder):
+        parts: list[Part] = []
+        for path in () if (why := _unfit(run)) else predictions_of(run.folder):
             if datasets and path.stem not in datasets:
                 continue
             try:
-                table, part = _part(run, path, key)
+                parts += _parts(run, path, key, folder, number + len(parts))
             except BenchmdError as error:
                 skipped.append(f"{run.folder.name}: {error}")
-                continue
-            parts.append(Part(**part, sha256=write_part(folder, number, table)))
-            number += 1
-        if parts:
-            packed.append(packed_run(run, names[run.folder], by_name, parts))
+        if parts and not why:
+            described = packed_run(run, names[run.folder], by_name, parts)
+            first = same.setdefault((*described.entry, *(p.sha256 for p in parts)), run.folder.name)
+            if first == run.folder.name:
+                packed.append(described)
+                number += len(parts)
+            else:  # its files are written over, or removed below
+                why = f"its predictions are those of {first}, which stands for both seeds"
+        if why:
+            skipped.append(f"{run.folder.name}: {why}")
     if not packed:
         raise BenchmdError(
             f"of {count_of(len(runs), 'run')} none can be packed: a board takes finished transfers "
             f"with predictions{' of these datasets' if datasets else ''}. " + " ".join(skipped[:3])
         )
+    for path in sorted((folder / FOLDER).iterdir())[number:]:
+        path.unlink()
     about = Description(
-        format=FORMAT,
+        format=1,
         board=key.check,
         submitter=submitter,
         title=title,
         licence=licence,
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         benchmd_ray=__version__,
-        licences=_licences(packed),
         runs=packed,
     )
-    write_about(folder, about)
-    return Packing(about, skipped)
+    (folder / ABOUT).write_bytes(json_bytes(asdict(about)))
+    return skipped
 
 
 def write_signature(folder: Path, signature: Signature) -> None:
@@ -197,85 +177,82 @@ def _unfit(run: Run) -> str:
     return next((why for why, holds in reasons.items() if holds), "")
 
 
-def _part(run: Run, path: Path, key: BoardKey) -> tuple[pa.Table, dict[str, Any]]:
-    """Predictions of the scored split with hashes, and what a bundle says of them."""
+def _parts(run: Run, path: Path, key: BoardKey, folder: Path, number: int) -> list[Part]:
+    """Write predictions of the scored split: a file for each condition, from a number on."""
     name = path.parent.name
     evaluation = evaluations().get(name)
     if evaluation is None:
-        raise _Left(f"no benchmark here has the evaluation {name}, so it is not packed")
+        raise BenchmdError(f"no benchmark here has the evaluation {name}, so it is not packed")
     predictions = read_predictions(path, evaluation.form)
     if not {*IDENTIFIERS, SCORES, "target"} <= set(predictions.table.column_names):
-        raise _Left(f"{name} of {path.stem} is not packed: it has more than scores of records")
+        raise BenchmdError(
+            f"{name} of {path.stem} is not packed: it has more than scores of records"
+        )
     split = scored_split(predictions.splits)
     about = predictions.description
     seen = contamination(run, about, predictions.table["group_id"].to_pylist())
-    return hashed(predictions, split, key), {
-        "evaluation": name,
-        "version": int(about["version"]),
-        "dataset": about["dataset"],
-        "split": split,
-        "catalog": about["catalog"],
-        "contamination": text_of(seen),
-    }
+    parts: list[Part] = []
+    for condition, rows in _conditions(predictions, split):
+        hashes = key.hashes("record", about["dataset"], rows["record_id"].to_pylist())
+        scores = rows[SCORES].combine_chunks()
+        flat = scores.flatten().to_numpy().reshape(-1, scores.type.list_size)
+        parts.append(
+            Part(
+                evaluation=name,
+                version=int(about["version"]),
+                condition=condition,
+                dataset=about["dataset"],
+                split=split,
+                catalog=about["catalog"],
+                contamination=text_of(seen),
+                sha256=write_part(folder, number + len(parts), hashes, flat),
+            )
+        )
+    return parts
 
 
-def hashed(predictions: Predictions, split: str, key: BoardKey) -> pa.Table:
-    """The rows of a split with hashed records, sorted within each condition, and no labels.
-
-    Raises:
-        BenchmdError: A column is of a type that is not packed.
-    """
+def _conditions(predictions: Predictions, split: str) -> Iterator[tuple[str, pa.Table]]:
+    """Rows of a split by condition, each of the same records: ``noise 3``, empty without any."""
     table = predictions.table.filter(pc.equal(predictions.table["split"], split))
-    names = table["record_id"].to_pylist()
-    distinct = len(set(names))
-    hashes = pa.array(key.hashes(RECORD, predictions.description["dataset"], names), HASHES)
-    if names != names[:distinct] * (len(names) // distinct):
-        raise _Left("its conditions are not of the same records, so it is not packed")
-    order = pc.sort_indices(hashes[:distinct]).to_numpy().astype(np.intp)
-    places = (np.arange(0, len(names), distinct)[:, None] + order).ravel()
     left = {*IDENTIFIERS, *PERSON, SCORES, "target"}
-    columns = {RECORD: hashes, SCORES: table[SCORES]}
-    columns |= {n: table[n] for n in table.column_names if n not in left}
-    result = pa.table(columns).take(places)
-    if odd := [
-        f.name for f in result.schema if f.name not in left and f.type not in (*MORE, HASHES)
-    ]:
-        raise _Left(f"its column {odd[0]} is of a type that is not packed")
-    return result
+    stated = [n for n in table.column_names if n not in left and table[n].type != pa.bool_()]
+    if not stated:
+        yield "", table
+        return
+    texts = [pc.cast(table[name], pa.string()) for name in stated]
+    named = pc.binary_join_element_wise(*texts, " ")
+    first = None
+    for condition in pc.unique(named):
+        rows = table.filter(pc.equal(named, condition))
+        first = first or rows["record_id"]
+        if not rows["record_id"].equals(first):
+            raise BenchmdError("its conditions are not of the same records, so it is not packed")
+        yield condition.as_py().removesuffix(" 0"), rows
 
 
-def _licences(runs: Sequence[PackedRun]) -> dict[str, str]:
-    datasets = {part.dataset for run in runs for part in run.predictions}
-    datasets |= {run.source for run in runs}
-    known = cards()
-    return {name: known[name].licence for name in sorted(datasets) if name in known}
-
-
-def leaving(
-    packing: Packing, sizes: Mapping[str, int], signer: str, key: BoardKey
-) -> Iterator[str]:
+def leaving(bundle: Bundle, key: BoardKey) -> Iterator[str]:
     """What leaves with a bundle, line by line, for whoever confirms it."""
-    about = packing.about
-    yield f"{count_of(len(about.runs), 'run')} of {about.submitter}:"
-    rows: dict[tuple[str, str, str], list[PackedRun]] = {}
-    for run in about.runs:
-        rows.setdefault((run.row, run.setting, run.source), []).append(run)
-    for (row, setting, source), members in rows.items():
-        of = {f"{p.evaluation} of {p.dataset} ({p.split})" for r in members for p in r.predictions}
-        seeds = count_of(len(members), "run")
-        yield f"  {row}, {setting}, trained on {source}, {seeds}: {', '.join(sorted(of))}"
-    yield "leaves:"
-    for line in LEAVES:
-        yield f"  {line}"
-    yield f"stays: {STAYS}"
-    for dataset, licence in about.licences.items():
+    runs = bundle.about.runs
+    yield f"{count_of(len(runs), 'run')} of {bundle.about.submitter}:"
+    entries: dict[EntryKey, list[PackedRun]] = {}
+    for run in runs:
+        entries.setdefault(run.entry, []).append(run)
+    for members in entries.values():
+        run, of = members[0], (part for each in members for part in each.predictions)
+        parts = sorted({f"{p.evaluation} of {p.dataset} ({p.split})" for p in of})
+        about = f"{run.row}, {run.setting}, trained on {run.source}"
+        yield f"  {about}, {count_of(len(members), 'run')}: {', '.join(parts)}"
+    yield from LEAVES
+    datasets = {part.dataset for _, part in bundle.about.parts}
+    for dataset in sorted(datasets | {run.source for run in runs}):
+        licence = cards()[dataset].licence if dataset in cards() else ""
         yield f"terms of {dataset}: {licence or 'not stated in its card'}"
-    yield f"signed by {signer[:16]}…" if signer else "not signed"
+    yield f"signed by {bundle.signer[:16]}…" if bundle.signer else "not signed"
     if key.public:
         yield (
             "the board's key is its name: whoever has the datasets can tell whose scores a row has "
             "(a key file for --board prevents that)"
         )
-    yield "bytes: " + ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-    for note in packing.skipped:
-        yield f"not packed: {note}"
+    size = sum(path.stat().st_size for path in (bundle.folder / FOLDER).iterdir())
+    about = f"descriptions {bundle.bytes - size:,}, together {bundle.bytes:,}"
+    yield f"bytes: predictions {size:,}, {about}"

@@ -45,7 +45,6 @@ def packed_run(
             if isinstance(version, int)
         },
         versions=versions,
-        device=str(about.get("device", "")),
         hardware=[*dict.fromkeys(str(hw) for stage in stages for hw in trained_by(stage.folder))],
         device_hours=_device_hours(run, upstream),
         parameters=_parameters(run),

@@ -1,193 +1,205 @@
-"""The pages of a board's site: the index, one of each dataset, one of each entry."""
+"""The pages of a board's site, of ``board.json``: the index, one of each dataset and entry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
-from benchmd_ray.board.build import Board, entry_id, whose
-from benchmd_ray.board.content import name_of, scores_by_entry
-from benchmd_ray.board.entry_pages import page_of_entry
-from benchmd_ray.board.page_parts import (
-    ABOUT,
-    INDEX,
-    LIMITS,
-    METHODS,
-    dataset_page,
-    entry_page,
-    flag,
-    home,
-    interval,
-    stated,
-    weights,
-    written,
-)
-from benchmd_ray.board.ranking import CONTAMINATED, Placed, cost_of
+from benchmd_ray.board.content import Row
 from benchmd_ray.errors import count_of
-from benchmd_ray.report.document import (
-    Section,
-    html,
-    listed_notes,
-    prose,
-    terms,
-)
+from benchmd_ray.report.columns import metric_title
+from benchmd_ray.report.document import Section, document, html, listed_notes, prose, render, terms
 from benchmd_ray.report.table import Column, Table
+from benchmd_ray.scores.metrics import METRICS
+
+INDEX = "index.html"
+ABOUT = (
+    "No score on this board was submitted: submitters send predictions, and every score was "
+    "computed from these and the official labels. The command benchmd board verify repeats it."
+)
+FILTERED, STATED = {"filtered": True}, {"about": "As stated"}
+OTHERS = [name for name in METRICS if name != "auroc"]
+COLUMNS: Mapping[str, tuple[str, Any, Mapping[str, Any]]] = {
+    "name": ("entry", "text", {}),
+    "whose": ("submitter", "text", FILTERED),
+    "source": ("trained on", "text", FILTERED),
+    **{name: (name, "text", FILTERED) for name in ("dataset", "setting", "modality", "condition")},
+    "option": ("setting", "text", {}),
+    "scores": ("datasets", "count", {}),
+    "seeds": ("seeds", "count", {}),
+    "submissions": ("times", "count", {"about": "Submissions of this entry by this submitter"}),
+    "made": ("submitted", "text", {}),
+    "flag": ("to know", "text", FILTERED),
+    **{name: (name, "integer", {}) for name in ("records", "patients", "entries")},
+    "first_group": ("in a first group", "integer", {}),
+    "highest_auroc": ("highest AUROC", "number", {"about": "Not contaminated"}),
+    "auroc": ("AUROC", "interval", {}),
+    **{name: (metric_title(name), "number", {}) for name in OTHERS},
+    "group": ("group", "integer", {"about": "1: the best"}),
+    "rank": ("rank", "interval", {"digits": 0}),
+    "behind": ("behind the best", "change", {}),
+    "device_hours": ("device hours", "number", STATED),
+    "parameters": ("weights", "integer", STATED),
+    "on_front": ("best for the cost", "text", FILTERED),
+}
+"""Title, kind and options of a column by its key; ``count`` counts a list."""
+Rows = Sequence[Row]
 
 
-def pages(board: Board) -> Iterator[tuple[str, str]]:
-    """Name and HTML of each page."""
+def pages(board: Row) -> Iterator[tuple[str, str]]:
+    """Name and HTML of each page of `content.content`."""
     yield INDEX, _index(board)
-    for name in board.official.datasets:
-        yield dataset_page(board, name), _dataset(board, name)
-    scores = scores_by_entry(board)
-    for entry in board.entries:
-        yield entry_page(entry), page_of_entry(board, entry, scores.get(entry_id(entry), {}))
+    for dataset in board["datasets"]:
+        yield dataset["page"], _dataset(board, dataset)
+    for entry in board["entries"]:
+        yield entry["page"], _entry(board, entry)
 
 
-# --- index ---------------------------------------------------------------------------
+def _written(board: Row, title: str, lead: str, sections: Sequence[Section]) -> str:
+    footer = (
+        f"Written by benchmd board build: {count_of(len(board['bundles']), 'bundle')}, "
+        f"{board['resamples']:,} resamples of the patients. board.json and board.csv have all "
+        "digits."
+    )
+    home = Markup('<p><a href="{}">All datasets and entries</a></p>\n').format(INDEX)
+    methods = ("methods", "Methods", render("board_methods.html") + home)
+    return document(title, lead, [*sections, methods], footer, unfolded=len(sections) + 1)
 
 
-def _index(board: Board) -> str:
-    refused = [f"{each.name}: {each.reason}." for each in board.refused]
+def _table(name: str, caption: str, rows: Rows, *keys: str) -> Markup:
+    """A table of these keys of rows; the first leads to the page of the row, if it has one."""
+    columns = [_column(rows, key) for key in keys]
+    if rows and "page" in rows[0]:
+        columns[0] = _column(rows, keys[0], links=[row["page"] for row in rows])
+    return html(name, Table(caption, tuple(columns)))
+
+
+def _column(rows: Rows, key: str, **more: Any) -> Column:
+    title, kind, options = COLUMNS.get(key, (key, "text", {}))
+    values = [row[key] for row in rows]
+    if key == "on_front":
+        values = ["yes" * value for value in values]
+    if kind == "count":
+        kind, values = "integer", [*map(len, values)]
+    if kind in ("interval", "change"):
+        more |= {end: [row[f"{key}_{end}"] for row in rows] for end in ("low", "high")}
+    if kind == "change":
+        more["differs"] = [(high or 0) < 0 for high in more["high"]]
+    return Column(title, values, kind, **options, **more)
+
+
+def _facts(row: Row, *keys: str) -> Markup:
+    return terms([(key.replace("_", " "), text) for key in keys if (text := _text(row[key]))])
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case list():
+            return "; ".join(map(str, value))
+        case dict():
+            return ", ".join(f"{name} {each}" for name, each in sorted(value.items()))
+        case float():
+            return f"{value:.3f}"
+        case int():
+            return f"{value:,}"
+    return str(value)
+
+
+def _index(board: Row) -> str:
+    datasets, entries = "Datasets of the board; each page has its tables.", "All current entries."
+    sizes = ("records", "patients", "entries", "first_group", "highest_auroc")
+    about = ("name", "whose", "flag", "source", "setting", "scores", "seeds", "made", "submissions")
+    refused = [f"{each['name']}: {each['reason'].rstrip('.')}." for each in board["refused"]]
+    of = [dataset | {"dataset": dataset["name"]} for dataset in board["datasets"]]
     sections = [
-        ("datasets", "Datasets", html("datasets", _datasets(board))),
-        ("entries", "Entries", html("entries", _entries(board))),
+        ("of", "Datasets", _table("of", datasets, of, "dataset", "split", "modality", *sizes)),
+        ("entries", "Entries", _table("entries", entries, board["entries"], *about)),
         ("refused", "Refused", listed_notes(refused, "No bundle was refused.")),
-        ("methods", "Methods", terms(METHODS) + listed_notes(LIMITS, heading="Limits")),
     ]
-    return written(board, board.title, ABOUT, sections)
+    return _written(board, board["title"], ABOUT, sections)
 
 
-def _datasets(board: Board) -> Table:
-    rows = []
-    for name, dataset in board.official.datasets.items():
-        members = {c: p for c, p in board.contests.items() if c[0] == name}
-        every = [p.entry.results[name].value for those in members.values() for p in those]
-        clean = [
-            place.entry.results[name].value
-            for contest, those in members.items()
-            for place in those
-            if contest[2] != CONTAMINATED
-        ]
-        best = sum(place.group == 1 for those in members.values() for place in those)
-        rows.append((name, dataset, len(every), best, max(clean, default=float("nan"))))
-    about = [dataset.about for _, dataset, *_ in rows]
-    columns = (
-        Column(
-            "dataset",
-            [row[0] for row in rows],
-            links=[dataset_page(board, row[0]) for row in rows],
-        ),
-        Column("split", [a.split for a in about]),
-        Column("modality", [a.modality for a in about], filtered=True),
-        Column("records", [len(row[1].records) for row in rows], "integer"),
-        Column("patients", [row[1].patients for row in rows], "integer"),
-        Column("entries", [row[2] for row in rows], "integer"),
-        Column("in a first group", [row[3] for row in rows], "integer"),
-        Column("highest AUROC", [row[4] for row in rows], "number", about="Not contaminated"),
-    )
-    return Table("Datasets of the board; each page has its tables.", columns)
-
-
-def _entries(board: Board) -> Table:
-    entries = board.entries
-    columns = (
-        Column("entry", [*map(name_of, entries)], links=[*map(entry_page, entries)]),
-        Column("submitter", [*map(whose, entries)], filtered=True),
-        Column("trained on", [e.first.source for e in entries], filtered=True),
-        Column("setting", [e.first.setting for e in entries], filtered=True),
-        Column("datasets", [len(e.results) for e in entries], "integer"),
-        Column("seeds", [len(e.runs) for e in entries], "integer"),
-        Column("submitted", [e.bundle.about.made for e in entries]),
-        Column(
-            "times",
-            [1 + len(board.earlier.get(entry_id(e), ())) for e in entries],
-            "integer",
-            about="Submissions of this entry by this submitter",
-        ),
-        Column("to know", [flag(board, e) for e in entries], filtered=True),
-    )
-    return Table("All current entries.", columns)
-
-
-# --- a dataset -----------------------------------------------------------------------
-
-
-def _dataset(board: Board, name: str) -> str:
-    about, dataset = board.official.datasets[name].about, board.official.datasets[name]
-    members = {c: those for c, those in board.contests.items() if c[0] == name}
-    sections: list[Section] = [
-        (
-            f"table-of-{number}",
-            f"{division[0].upper()}{division[1:]}, labels {labels}",
-            _leaders(name, those) + html(f"entries-{number}", _ranked(board, name, those)),
-        )
-        for number, ((_, labels, division), those) in enumerate(members.items())
-    ]
-    facts = {
-        "title": about.title,
-        "scored": f"{len(dataset.records):,} records, split {about.split}, of "
-        f"{count_of(dataset.patients, 'patient')}",
-        "classes": ", ".join(about.task.classes),
-        "task": about.task.kind,
-        "policy": about.policy,
-        "provenance": about.provenance,
-        "licence": about.licence,
-        "access": about.access,
-        "page": about.homepage,
-        "catalog": about.catalog,
+def _dataset(board: Row, dataset: Row) -> str:
+    rows = {
+        entry["id"]: entry | score | {"page": entry["page"]}
+        for entry in board["entries"]
+        for score in entry["scores"]
+        if score["dataset"] == dataset["name"]
     }
-    sections += [
-        ("about", "The dataset", terms([*stated(facts)]) + listed_notes(about.notes)),
-        ("methods", "Methods", terms(METHODS) + home()),
-    ]
-    lead = f"{count_of(sum(map(len, members.values())), 'entry')}. {ABOUT}"
-    return written(board, f"{board.title}: {name}", lead, sections)
+    sections: list[Section] = []
+    for number, table in enumerate(dataset["tables"]):
+        division, members = table["division"], [rows[name] for name in table["entries"]]
+        caption = f"Entries on {dataset['name']}, the best first."
+        about = ("name", "auroc", "group", "rank", "behind", "whose")
+        costs = ("device_hours", "parameters", "on_front", "source", "seeds", "flag")
+        ranked = _leaders(members) + _table(f"entries-{number}", caption, members, *about, *costs)
+        heading = f"{division[:1].upper()}{division[1:]}, labels {table['labels']}"
+        sections.append((f"table-of-{number}", heading, ranked))
+    facts = ("title", "split", "records", "patients", "classes", "task", "policy")
+    origin = ("provenance", "licence", "access", "homepage", "catalog")
+    about_it = _facts(dataset, *facts, *origin) + listed_notes(dataset["notes"])
+    sections.append(("about", "The dataset", about_it))
+    lead = f"{count_of(len(rows), 'entry')}. {ABOUT}"
+    return _written(board, f"{board['title']}: {dataset['name']}", lead, sections)
 
 
-def _leaders(dataset: str, those: Sequence[Placed]) -> Markup:
+def _leaders(rows: Rows) -> Markup:
     """The first group in a sentence."""
-    first = [place for place in those if place.group == 1]
-    best, value = first[0].entry, first[0].entry.results[dataset].value
-    text = f"{name_of(best)} of {whose(best)} has the highest AUROC, {value:.3f}"
-    others = len(first) - 1
-    if others:
+    best, others = rows[0], sum(row["group"] == 1 for row in rows) - 1
+    text = f"{best['name']} of {best['whose']} has the highest AUROC, {_text(best['auroc'])}"
+    if others and best["rank_low"] is None:
+        text += "; there are too few patients to tell others from it"
+    elif others:
         verb = "is" if others == 1 else "are"
         text += f"; {count_of(others, 'entry')} {verb} not significantly lower"
     return Markup("<p>{}</p>\n").format(prose(f"{text}."))
 
 
-def _ranked(board: Board, dataset: str, those: Sequence[Placed]) -> Table:
-    entries = [place.entry for place in those]
-    auroc = [entry.results[dataset].auroc[0] for entry in entries]
-    behind = [place.behind for place in those]
-    columns = (
-        Column("group", [place.group for place in those], "integer", about="1: the best"),
-        Column("entry", [*map(name_of, entries)], links=[*map(entry_page, entries)]),
-        Column("submitter", [*map(whose, entries)], filtered=True),
-        interval("AUROC", auroc),
-        Column(
-            "rank",
-            [p.rank for p in those],
-            "interval",
-            digits=0,
-            low=[p.low for p in those],
-            high=[p.high for p in those],
-        ),
-        Column(
-            "behind the best",
-            [value for value, _, _ in behind],
-            "change",
-            low=[low for _, low, _ in behind],
-            high=[high for _, _, high in behind],
-            differs=[high < 0 for _, _, high in behind],
-        ),
-        Column("device hours", [*map(cost_of, entries)], "number", about="As stated"),
-        Column("weights", [weights(entry) for entry in entries], "integer", about="As stated"),
-        Column("best for the cost", ["yes" if p.on_front else "" for p in those], filtered=True),
-        Column("trained on", [e.first.source for e in entries], filtered=True),
-        Column("seeds", [len(e.runs) for e in entries], "integer"),
-        Column("to know", [flag(board, e) for e in entries], filtered=True),
-    )
-    return Table(f"Entries on {dataset}, the best first.", columns)
+def _entry(board: Row, entry: Row) -> str:
+    links = {dataset["name"]: dataset["page"] for dataset in board["datasets"]}
+    scores = [score | {"page": links[score["dataset"]]} for score in entry["scores"]]
+    where = ("dataset", "auroc", "group", "rank", "split", "division", "labels", "seeds", *OTHERS)
+    card = ("submitter", "key", "technique", "weights", "source", "policy", "protocol", "seeds")
+    costs = ("parameters", "device_hours", "hardware", "parts", "versions", "licence", "bundle")
+    settings = [{"option": n, "value": str(value)} for n, value in entry["settings"].items()]
+    caption, of_first = "Scores on each dataset.", "Settings of the first seed, as stated."
+    sections: list[Section] = [
+        ("scores", "Scores", _table("scores", caption, scores, *where, "caution")),
+        ("known", "To know before reading", listed_notes(entry["notes"], "Nothing.")),
+        *_details(entry["scores"]),
+        ("card", "Card, as stated", _facts(entry, *card, *costs, "bytes")),
+        ("again", "Run it again", Markup("<pre><code>{}</code></pre>\n").format(entry["command"])),
+        ("settings", "Settings", _table("settings", of_first, settings, "option", "value")),
+        ("history", "Submissions", _history(entry["submissions"])),
+    ]
+    lead = ". ".join(filter(None, (entry["title"].rstrip("."), ABOUT)))
+    return _written(board, f"{entry['name']}, {entry['whose']}", lead, sections)
+
+
+def _details(scores: Rows) -> Iterator[Section]:
+    """Tables of classes, subgroups and conditions, such as those of robustness."""
+    few = "Values without an interval rest on too few patients."
+    small = "Groups with too few patients are not shown."
+    same = "The same records under other conditions, such as simulated faults."
+    for name, heading, caption, keys in (
+        ("classes", "Classes", few, ("class", "auroc", *OTHERS)),
+        ("subgroups", "Subgroups", small, ("subgroup", "auroc", "patients", "variable")),
+        ("conditions", "Robustness", same, ("condition", "auroc", "evaluation")),
+    ):
+        rows = [{"dataset": score["dataset"], **row} for score in scores for row in score[name]]
+        if rows:
+            yield name, heading, _table(name, caption, rows, *keys, "dataset")
+
+
+def _history(submissions: Rows) -> Markup:
+    rows = [
+        {**each, "bundle": each["bundle"][:16], "dataset": name, **score}
+        for each in submissions
+        for name, score in each["scores"].items()
+    ]
+    caption = "This entry's submissions, the newest first: it alone is ranked."
+    return _table("history", caption, rows, "made", "bundle", "dataset", "auroc")

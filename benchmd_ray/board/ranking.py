@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmd_ray.board.bundle import PackedRun
-from benchmd_ray.board.recompute import Entry, key_of
+from benchmd_ray.board.official import Official
+from benchmd_ray.board.recompute import Entry
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.registry import settings_among, starts
 from benchmd_ray.modality.modalities import modality
 from benchmd_ray.report.contamination import is_marked
-from benchmd_ray.report.frames import mode_and_labels
+from benchmd_ray.report.frames import LABELS, mode_and_labels, rank_of
 from benchmd_ray.report.protocols import TUNED
 from benchmd_ray.scores.stability import paired_ranks
 from benchmd_ray.scores.support import Basis
 from benchmd_ray.ssl import BASELINES, BROUGHT, SCRATCH, TECHNIQUES
 
-CUSTOM, PUBLISHED, CONTAMINATED = (
-    "custom settings",
-    "published weights",
-    "contaminated",
-)
+CUSTOM, PUBLISHED, CONTAMINATED = "custom settings", "published weights", "contaminated"
 DIVISIONS = ("fixed protocol", TUNED, CUSTOM, PUBLISHED, CONTAMINATED)
 """What is ranked apart, in the order of the pages; protocols of other starts come last."""
+NO_FRONT = (TUNED, PUBLISHED, CONTAMINATED)
+"""Divisions of entries whose costs are not all stated: searches, pretrainings by others."""
+Contest = tuple[str, str, str]
+"""Dataset, labels, division: what entries are compared within."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,32 @@ class Placed:
     behind: tuple[float, float, float]
     """AUROC minus the best one's, and its simultaneous 95 % interval; NaN for the best."""
     on_front: bool
-    """Whether no entry of any division is as good for less, or better for as much."""
+    """Whether no other is as good for less, or better for as much."""
+
+
+def contests(current: Sequence[Entry], official: Official) -> dict[Contest, list[Placed]]:
+    """Entries by dataset, labels and division, the best first."""
+    groups: dict[Contest, list[Entry]] = {}
+    for entry in current:
+        labels = mode_and_labels(entry.first.setting)[1]
+        for name in entry.results:
+            groups.setdefault((name, labels, division(entry, name)), []).append(entry)
+    names = (*official.datasets,)
+    order = sorted(
+        groups,
+        key=lambda of: (names.index(of[0]), rank_of(LABELS, of[1]), rank_of(DIVISIONS, of[2])),
+    )
+    return {of: _placed(groups[of], of, official.datasets[of[0]].basis) for of in order}
 
 
 def division(entry: Entry, dataset: str) -> str:
     """What an entry is ranked among, as far as its statements are consistent."""
     run = entry.first
-    seen = [p.contamination for r in entry.runs for p in r.predictions if p.dataset == dataset]
-    if any(map(is_marked, seen)):
+    if any(is_marked(part.contamination) for part in entry.parts(dataset)):
         return CONTAMINATED
     if run.technique.startswith(BROUGHT):
         return PUBLISHED
-    if run.protocol == TUNED or run.settings.get("tuned"):
+    if run.protocol == TUNED or any(each.settings["tuned"] for each in entry.runs):
         return TUNED
     return f"{run.protocol} protocol" if all(map(_follows, entry.runs)) else CUSTOM
 
@@ -65,67 +81,45 @@ def _follows(run: PackedRun) -> bool:
     start = starts().get(run.protocol)
     if start is None or run.technique not in (SCRATCH, *TECHNIQUES, *BASELINES):
         return False  # other techniques would be looked up, and theirs is no fixed protocol
-    parts = settings_among(run.settings)
+    pretrained = run.technique in TECHNIQUES and TECHNIQUES[run.technique].method
+    if pretrained and "pretrain" not in run.settings:
+        return False
     with suppress(BenchmdError):  # a modality that is not known here
-        return start.followed(modality(run.modality), run.technique, parts)
+        return start.followed(modality(run.modality), run.technique, settings_among(run.settings))
     return False
 
 
-def labels_of(entry: Entry) -> str:
-    return mode_and_labels(entry.first.setting)[1]
-
-
-def placed(
-    entries: Sequence[Entry], dataset: str, basis: Basis, on_front: Mapping[int, bool]
-) -> list[Placed]:
-    """Entries of one division on one dataset, the best first.
-
-    Args:
-        entries: With a result on the dataset.
-        dataset: Its name.
-        basis: What its mean AUROC rests on.
-        on_front: Whether an entry is on the front, by `id`.
-    """
+def _placed(entries: Sequence[Entry], contest: Contest, basis: Basis) -> list[Placed]:
+    dataset, _, of = contest
     order = sorted(entries, key=lambda entry: _sorting(entry, dataset))
     values = np.array([entry.results[dataset].value for entry in order])
     draws = np.stack([entry.results[dataset].draws for entry in order], axis=1)
     untested = basis.no_interval or basis.no_test or basis.rough
-    told = paired_ranks(values, draws[:0] if untested else draws, basis.degrees)
+    ranks = paired_ranks(values, draws[:0] if untested else draws, basis.degrees)
     behind = values - values[0]
-    ends = np.stack((behind, behind - told.margin[0], behind + told.margin[0]), axis=1)
+    ends = np.stack((behind, behind - ranks.margin[0], behind + ranks.margin[0]), axis=1)
     ends[0] = np.nan
-    whole = zip(order, told.rank, told.low, told.high, told.group, ends.tolist(), strict=True)
-    return [
-        Placed(
-            entry, float(place), float(low), float(high), int(group), tuple(of), on_front[id(entry)]
-        )
-        for entry, place, low, high, group, of in whole
-    ]
+    on_front = front(np.array([*map(cost_of, order)]), values) & (of not in NO_FRONT)
+    columns = (ranks.rank, ranks.low, ranks.high, ranks.group, ends, on_front)
+    rows = zip(order, *(column.tolist() for column in columns), strict=True)
+    return [Placed(*row) for row in rows]
 
 
 def _sorting(entry: Entry, dataset: str) -> tuple[float, tuple[str, ...]]:
     value = entry.results[dataset].value
-    return math.inf if math.isnan(value) else -value, (*entry.bundle.identity, *key_of(entry.first))
+    return math.inf if math.isnan(value) else -value, (*entry.bundle.identity, *entry.first.entry)
 
 
-def front(costs: Sequence[float], values: Sequence[float]) -> list[bool]:
+def front(costs: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """Whether no other point is at least as good for less, or better for as much.
 
     A point without a cost or a value is never on the front.
     """
-    result = [False] * len(costs)
-    usable = [n for n in range(len(costs)) if math.isfinite(costs[n]) and math.isfinite(values[n])]
-    best = -math.inf
-    for n in sorted(usable, key=lambda n: (costs[n], -values[n])):
-        alike = best == values[n] and any(
-            result[m] and costs[m] == costs[n] and values[m] == values[n] for m in usable
-        )
-        result[n] = values[n] > best or alike
-        best = max(best, values[n])
-    return result
+    cost, value = costs[:, None], values[:, None]
+    beaten = (costs <= cost) & (values >= value) & ((costs < cost) | (values > value))
+    return np.isfinite(costs) & np.isfinite(values) & ~beaten.any(axis=1)
 
 
 def cost_of(entry: Entry) -> float:
-    """Device hours of a model, mean over its runs; NaN where it states none."""
-    hours = [run.device_hours or math.nan for run in entry.runs]
-    return float(np.mean(hours))
+    """Device hours of a model, mean over its runs; NaN where one states none."""
+    return float(np.mean([run.device_hours or math.nan for run in entry.runs]))

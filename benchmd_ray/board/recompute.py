@@ -8,56 +8,47 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from importlib import resources
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+import benchmd_ray
 from benchmd_ray.board.bundle import Bundle, PackedRun, Part, Refused, read_part
-from benchmd_ray.board.copies import Sketch, sketch
+from benchmd_ray.board.copies import WIDTH, sketch
 from benchmd_ray.board.official import Official, OfficialDataset
-from benchmd_ray.board.scored_parts import others, require_records, scores_in
-from benchmd_ray.errors import shown
+from benchmd_ray.errors import count_of, shown
 from benchmd_ray.evaluation.registry import evaluations
+from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.report.scored import kept
-from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.scores.metrics import METRICS, metric
 from benchmd_ray.scores.ranking import Ranked, rank
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.scores.seeds import pooled_seeds
+from benchmd_ray.scores.subgroups import by_subgroup
 from benchmd_ray.scores.sums import mean_over_classes
 from benchmd_ray.scores.support import support
 
 Floats = npt.NDArray[np.float64]
 RESAMPLES = 1000
-MOST_ROWS = 2**24
-"""Rows of all conditions of another evaluation."""
 KEPT = pa.schema(
     [
         ("entry", pa.int32()),
         ("dataset", pa.string()),
-        ("kind", pa.string()),
-        ("name", pa.string()),
-        ("values", pa.list_(pa.float64())),
-        ("text", pa.string()),
+        ("auroc", pa.list_(pa.float64())),
+        ("caution", pa.string()),
+        ("metrics", pa.list_(pa.float64())),
+        ("draws", pa.list_(pa.float64())),
+        ("sketches", pa.list_(pa.float32())),
+        ("others", pa.string()),
     ]
 )
-"""Rows of a bundle's results: ``auroc`` (value, low and high of the mean, then of each class; the
-text is the caution), ``metric``, ``draws`` (mean over seeds), ``sketch`` (of a run), ``row``
-(value, low and high of another evaluation; the text says of what)."""
-CODE = (
-    "board/recompute.py",
-    "board/scored_parts.py",
-    "board/copies.py",
-    "board/official.py",
-    "scores/seeds.py",
-)
-"""Sources that `report.scored.kept` does not hash."""
+"""A row for each entry and dataset: the fields of `Result`, flattened; ``others`` are JSON."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +62,11 @@ class Result:
     """By metric: (1 + classes,), mean over seeds."""
     draws: Floats
     """(resamples,): AUROC, mean over seeds and classes; empty where there is no interval."""
-    sketches: Mapping[str, Sketch]
-    """By run."""
-    rows: Sequence[Mapping[str, Any]]
-    """Score rows of other evaluations."""
+    sketches: npt.NDArray[np.float32]
+    """(runs, width), see `copies`."""
+    others: Sequence[Mapping[str, Any]]
+    """AUROC under conditions (``evaluation``, ``condition``) and of subgroups (``variable``,
+    ``subgroup``, ``patients``)."""
 
     @property
     def value(self) -> float:
@@ -93,8 +85,16 @@ class Entry:
     def first(self) -> PackedRun:
         return self.runs[0]
 
+    def parts(self, dataset: str) -> Iterator[Part]:
+        return (part for run in self.runs for part in run.predictions if part.dataset == dataset)
 
-EntryKey = tuple[str, ...]
+
+class _File(NamedTuple):
+    """A file of predictions, by its number in the bundle."""
+
+    number: int
+    run: PackedRun
+    part: Part
 
 
 def entries(
@@ -103,43 +103,45 @@ def entries(
     """The entries of a bundle; with ``fresh`` nothing that was kept is used.
 
     Raises:
-        Refused: A part is of another board, dataset, split or evaluation, or its records are not
-            those of the official catalog, or its scores are not finite.
+        Refused: A part is of another board, dataset, split or evaluation, its records are not those
+            of the official catalog, or its scores are not finite or those of another seed.
     """
-    about = bundle.about
-    if about.board != official.board:
+    if bundle.about.board != official.board:
         raise Refused("it was packed for another board, or with another key")
-    groups: dict[EntryKey, list[PackedRun]] = {}
-    for run in about.runs:
-        groups.setdefault(key_of(run), []).append(run)
-    members = [tuple(sorted(runs, key=lambda run: run.seed)) for runs in groups.values()]
-    for _, part in about.parts:
+    members: dict[tuple[str, ...], list[_File]] = {}
+    for number, (run, part) in enumerate(bundle.about.parts):
         _require_known(part, official)
-    how = {"bundle": bundle.id, "official": official.sha256, "n": resamples, "code": _code()}
+        members.setdefault(run.entry, []).append(_File(number, run, part))
 
     def compute() -> pa.Table:
         rows = [
-            r for n, runs in enumerate(members) for r in _rows(bundle, n, runs, official, resamples)
+            {"entry": number, "dataset": name, **_result(bundle, of, dataset, resamples)}
+            for number, files in enumerate(members.values())
+            for name, dataset in official.datasets.items()
+            if (of := [file for file in files if file.part.dataset == name])
         ]
         return pa.Table.from_pylist(rows, KEPT)
 
+    about = {"bundle": bundle.id, "official": official.sha256, "resamples": resamples}
+    how = about | {"code": _code(), "packages": package_versions()}
     table = compute() if fresh else kept({}, how, compute, lambda t: t.schema.equals(KEPT))
+    results: list[dict[str, Result]] = [{} for _ in members]
+    for at in range(len(table)):
+        row = {name: table[name][at] for name in KEPT.names}
+        results[row["entry"].as_py()][row["dataset"].as_py()] = _read(row)
+    runs = [{file.run.seed: file.run for file in files} for files in members.values()]
     return [
-        Entry(bundle, runs, _results(table.filter(np.equal(table["entry"], number))))
-        for number, runs in enumerate(members)
+        Entry(bundle, tuple(by_seed[seed] for seed in sorted(by_seed)), of)
+        for by_seed, of in zip(runs, results, strict=True)
     ]
-
-
-def key_of(run: PackedRun) -> EntryKey:
-    """What an entry is named by within a submitter's bundles."""
-    return run.row, run.protocol, run.setting, run.technique, run.source, run.modality, run.policy
 
 
 @cache
 def _code() -> str:
-    package, whole = resources.files("benchmd_ray"), sha256()
-    for name in CODE:
-        whole.update(package.joinpath(name).read_bytes())
+    """Digest of the package's sources: all of them, as what is computed depends on many."""
+    package, whole = Path(benchmd_ray.__file__).parent, sha256()
+    for path in sorted(package.rglob("*.py")):
+        whole.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
     return whole.hexdigest()
 
 
@@ -161,98 +163,131 @@ def _require_known(part: Part, official: Official) -> None:
         )
 
 
-def _rows(
-    bundle: Bundle, entry: int, runs: Sequence[PackedRun], official: Official, resamples: int
-) -> Iterator[dict[str, Any]]:
-    """Rows of `KEPT` of an entry; files are read one at a time."""
-    numbers = {id(part): number for number, (_, part) in enumerate(bundle.about.parts)}
-    for name, dataset in official.datasets.items():
-        scored: list[tuple[PackedRun, Floats]] = []
-        for run in runs:
-            for part in (part for part in run.predictions if part.dataset == name):
-                table = read_part(bundle, numbers[id(part)])
-                place = f"{run.run}, {part.evaluation} of {name}"
-                require_records(table, dataset, part, place)
-                shared = {"entry": entry, "dataset": name}
-                if part.evaluation == CLASSIFIED.evaluation:
-                    scored.append((run, dataset.units.scores(scores_in(table, dataset, place))))
-                else:
-                    rows = others(table, dataset, part, resamples, place)
-                    yield from (shared | {"kind": "row", **row} for row in rows)
-        if scored:
-            yield from (
-                {"entry": entry, "dataset": name} | r
-                for r in _classified(scored, dataset, resamples)
+def _result(
+    bundle: Bundle, files: Sequence[_File], dataset: OfficialDataset, resamples: int
+) -> dict[str, Any]:
+    """The columns of `KEPT` of an entry on a dataset; of other conditions one is read at a time."""
+    conditions: dict[tuple[str, str], list[_File]] = {}
+    for file in files:
+        conditions.setdefault((file.part.evaluation, file.part.condition), []).append(file)
+    main = conditions.pop(next(key for key, of in conditions.items() if of[0].part.is_main))
+    scores = [_scores(bundle, file, dataset) for file in main]
+    _require_different(scores, main)
+    ends, caution, draws = _auroc(scores, dataset, resamples)
+    others = [*_subgroups(scores, dataset, resamples)]
+    for (evaluation, condition), of in conditions.items():
+        under, *_ = _auroc([_scores(bundle, file, dataset) for file in of], dataset, resamples)
+        values = dict(zip(("auroc", "auroc_low", "auroc_high"), under[0], strict=True))
+        others.append({"evaluation": evaluation, "condition": condition, **values})
+    return {
+        "auroc": np.ravel(ends),
+        "caution": caution,
+        "metrics": np.concatenate([_metric(name, scores, dataset) for name in METRICS]),
+        "draws": draws,
+        "sketches": np.concatenate([sketch(each) for each in scores]),
+        "others": json.dumps(others),
+    }
+
+
+def _read(row: Mapping[str, pa.Scalar]) -> Result:
+    arrays = {name: row[name].values.to_numpy() for name in ("auroc", "metrics", "draws")}
+    metrics = arrays["metrics"].reshape(len(METRICS), -1)
+    sketches = row["sketches"].values.to_numpy().reshape(-1, 2 * WIDTH)
+    return Result(
+        arrays["auroc"].reshape(-1, 3),
+        row["caution"].as_py(),
+        dict(zip(METRICS, metrics, strict=True)),
+        arrays["draws"],
+        sketches,
+        json.loads(row["others"].as_py()),
+    )
+
+
+def _scores(bundle: Bundle, file: _File, dataset: OfficialDataset) -> Floats:
+    """Scores of each unit, (units, classes), of exactly the official records."""
+    classes, expected = len(dataset.about.task.classes), dataset.records
+    rows = read_part(bundle, file.number, len(expected), classes)
+    place = f"{file.run.run}, {file.part.evaluation} of {dataset.about.name}"
+    if rows["record"].tobytes() != b"".join(expected):
+        stated = rows["record"].tolist()
+        faults = {
+            "missing": len({*expected} - {*stated}),
+            "that the official catalog lacks": len({*stated} - {*expected}),
+            "more than once": len(stated) - len({*stated}),
+        }
+        named = [f"{count_of(n, 'record')} {how}" for how, n in faults.items() if n]
+        what = ", ".join(named) or "its records in another order"
+        raise Refused(f"{place}: {what}, of {count_of(len(expected), 'record')} that are scored")
+    scores = rows["scores"]
+    if not ((scores >= 0) & (scores <= 1)).all():
+        raise Refused(f"{place}: a score is NaN or outside 0 to 1")
+    return dataset.units.scores(scores)
+
+
+def _require_different(scores: Sequence[Floats], files: Sequence[_File]) -> None:
+    seeds: dict[bytes, int] = {}
+    for each, file in zip(scores, files, strict=True):
+        seed = seeds.setdefault(sha256(each.tobytes()).digest(), file.run.seed)
+        if seed != file.run.seed:
+            raise Refused(
+                f"seeds {seed} and {file.run.seed} of {shown(file.run.row)} have the same "
+                f"predictions of {file.part.dataset}: submit one of them"
             )
 
 
-def _classified(
-    scored: Sequence[tuple[PackedRun, Floats]], dataset: OfficialDataset, resamples: int
-) -> Iterator[dict[str, Any]]:
+def _auroc(
+    scores: Sequence[Floats], dataset: OfficialDataset, resamples: int
+) -> tuple[list[tuple[float, float, float]], str, Floats]:
+    """AUROC over seeds with its interval for each column, the caution and the draws: `Result`."""
     targets, groups, kind = dataset.unit_targets, dataset.groups, dataset.about.task.kind
-    counts, columns = support(targets, groups), 1 + targets.shape[1]
-    bases = [counts.basis("auroc", column) for column in range(columns)]
-    values = {
-        name: np.array([_metric(name, dataset, scores) for _, scores in scored]) for name in METRICS
-    }
-    draws = [np.empty((0, columns))] * len(scored)
+    counts, columns = support(targets, groups), range(1 + targets.shape[1])
+    bases = [counts.basis("auroc", column) for column in columns]
+    values = [_metric("auroc", [each], dataset) for each in scores]
+    draws = [np.empty((0, len(columns)))] * len(scores)
     if not all(basis.no_interval for basis in bases):
         draws = [
-            resampled("auroc", targets, scores, groups, kind, resamples=resamples)
-            for _, scores in scored
+            resampled("auroc", targets, each, groups, kind, resamples=resamples) for each in scores
         ]
     pooled = [
-        pooled_seeds(values["auroc"][:, n].tolist(), [drawn[:, n] for drawn in draws], basis)
-        for n, basis in enumerate(bases)
+        pooled_seeds(
+            [value[column] for value in values],
+            [drawn[:, column] for drawn in draws],
+            basis,
+        )
+        for column, basis in zip(columns, bases, strict=True)
     ]
-    ends = [number for p in pooled for number in (p.mean, p.low, p.high)]
-    yield _row("auroc", "", ends, pooled[0].caution)
-    for name, seeds in values.items():
-        yield _row("metric", name, seeds.mean(axis=0))
-    yield _row("draws", "", np.mean([drawn[:, 0] for drawn in draws], axis=0))
-    for run, scores in scored:
-        yield _row("sketch", run.run, sketch(scores).tolist())
+    ends = [(p.mean, p.low, p.high) for p in pooled]
+    return ends, pooled[0].caution, np.mean([drawn[:, 0] for drawn in draws], axis=0)
 
 
-def _metric(name: str, dataset: OfficialDataset, scores: Floats) -> Floats:
-    """A metric of one model, (1 + classes,): the mean over classes first."""
-    how, targets = METRICS[name].how, dataset.unit_targets
-    if name == "auprc" and isinstance(how, Ranked):  # scikit-learn's checks take most of its time
-        once = np.ones((1, dataset.patients), np.int64)
-        ranked = (rank(*pair, dataset.groups) for pair in zip(targets.T, scores.T, strict=True))
-        per_class = np.concatenate([how.weighted(ranking, once) for ranking in ranked])
-        return np.concatenate((mean_over_classes(per_class[None]), per_class))
-    whole = metric(name, targets, scores, dataset.about.task.kind)
-    return np.array([whole.mean, *whole.per_class])
+def _metric(name: str, scores: Sequence[Floats], dataset: OfficialDataset) -> Floats:
+    """Mean over seeds, (1 + classes,): the mean over classes first."""
+    targets, how = dataset.unit_targets, METRICS[name].how
+    once = np.ones((1, dataset.patients), np.int64)
+    values = []
+    for each in scores:
+        if isinstance(how, Ranked):  # scikit-learn's checks would take most of the time
+            pairs = zip(targets.T, each.T, strict=True)
+            per_class = [how.weighted(rank(*pair, dataset.groups), once)[0] for pair in pairs]
+            values.append([float(mean_over_classes(np.array(per_class))), *per_class])
+        else:
+            whole = metric(name, targets, each, dataset.about.task.kind)
+            values.append([whole.mean, *whole.per_class])
+    return np.asarray(np.mean(values, axis=0))
 
 
-def _row(kind: str, name: str, values: Sequence[float] | Floats, text: str = "") -> dict[str, Any]:
-    return {"kind": kind, "name": name, "values": list(map(float, values)), "text": text}
-
-
-def _results(table: pa.Table) -> dict[str, Result]:
-    rows = table.to_pylist()
-    results: dict[str, Result] = {}
-    for row in rows:
-        if row["kind"] == "auroc":
-            ends = np.array(row["values"]).reshape(-1, 3)
-            results[row["dataset"]] = Result(ends, row["text"], {}, np.empty(0), {}, [])
-    for row in rows:
-        if row["dataset"] not in results:
-            continue
-        result, values = results[row["dataset"]], np.array(row["values"], np.float64)
-        match row["kind"]:
-            case "metric":
-                changes: dict[str, Any] = {"metrics": {**result.metrics, row["name"]: values}}
-            case "draws":
-                changes = {"draws": values}
-            case "sketch":
-                changes = {"sketches": {**result.sketches, row["name"]: values.astype(np.float32)}}
-            case "row":
-                of = {"evaluation": row["name"], **json.loads(row["text"])}
-                of |= dict(zip(("value", "low", "high"), values.tolist(), strict=True))
-                changes = {"rows": [*result.rows, of]}
-            case _:
-                continue
-        results[row["dataset"]] = replace(result, **changes)
-    return results
+def _subgroups(
+    scores: Sequence[Floats], dataset: OfficialDataset, resamples: int
+) -> Iterator[dict[str, Any]]:
+    """AUROC of the groups of patients that are large enough, as in reports."""
+    targets, groups, kind = dataset.unit_targets, dataset.groups, dataset.about.task.kind
+    for variable, labels in dataset.subgroups.items():
+        of_units = [labels[first] for first in dataset.units.first]
+        about = by_subgroup(
+            targets, scores, groups, of_units, kind, variable=variable, resamples=resamples
+        )
+        for group in about.groups:
+            yield {
+                **{"variable": variable, "subgroup": group.name, "patients": group.patients},
+                **{"auroc": group.value, "auroc_low": group.low, "auroc_high": group.high},
+            }

@@ -4,56 +4,53 @@ from __future__ import annotations
 
 import filecmp
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
-from typing_extensions import TypedDict
 
-from benchmd_ray.board.build import LONGEST, Board, RefusedBundle, board_of, require_some
+from benchmd_ray.board.build import Board, RefusedBundle, Text, board_of
 from benchmd_ray.board.bundle import Bundle, Refused, read_bundle
-from benchmd_ray.board.content import content, frame
-from benchmd_ray.board.official import read_official
+from benchmd_ray.board.content import Row, content, frame
+from benchmd_ray.board.official import Official
 from benchmd_ray.board.pages import pages
+from benchmd_ray.board.rerun import flat
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.files.atomic import remove, replacing, write_json
-from benchmd_ray.files.integrity import Damaged, read_json
+from benchmd_ray.files.integrity import read_json
 from benchmd_ray.report.formats import csv_text
 from benchmd_ray.report.table import text_of
-from benchmd_ray.schema.typed import Count, checked, form_fault
+from benchmd_ray.schema.typed import Count, Name, typed
 
 DATA, TABLE, BUILD = "board.json", "board.csv", "build.json"
 BUNDLES, LABELS = "bundles", "official.parquet"
-OURS = re.compile(r"(index|dataset-\d+-[a-z0-9-]*|entry-[0-9a-f]{16})\.html")
+OURS = re.compile(r"(index|dataset-\d+-[a-z0-9-]*|entry-[0-9a-f]{24})\.html")
 """Names of pages."""
 BUNDLE = re.compile("[0-9a-f]{64}")
-MOST_TOLD = 20
-"""Differing numbers of `verify`."""
+MOST_LINES = 20
+"""Differing values of `verify`."""
 
 
-Text = Annotated[str, Field(max_length=LONGEST), checked(str.isprintable, "printable text")]
-
-
-class RefusedForm(TypedDict):
-    name: Text
-    reason: Text
-
-
-class SiteForm(TypedDict):
+@dataclass(frozen=True)
+class Made:
     """Content of ``build.json``: what a site is made of next to its bundles."""
 
     title: Text
     resamples: Annotated[Count, Field(ge=1, le=100_000)]
-    versions: dict[str, Any]
-    refused: list[RefusedForm]
+    refused: list[RefusedBundle]
+    versions: dict[Name, Name]
 
 
-def write_site(board: Board, out: Path, *, labels: Path | None = None) -> list[str]:
+def write_site(board: Board, out: Path, *, labels: Path | None = None) -> Row:
     """Write the site; pages and bundles of earlier builds that are no longer on it are removed.
 
     Args:
@@ -62,14 +59,22 @@ def write_site(board: Board, out: Path, *, labels: Path | None = None) -> list[s
         labels: File of official digests to publish, so that anybody can verify the site.
 
     Returns:
-        Names of the pages.
+        Content of ``board.json``.
 
     Raises:
-        BenchmdError: The folder holds something else.
+        BenchmdError: No bundle is on the board, the folder holds something else, or the labels
+            have ages and sexes.
     """
-    require_some(board)
+    if not board.entries:
+        reasons = " ".join(f"{each.name}: {each.reason}." for each in board.refused[:3])
+        raise BenchmdError(f"no bundle can be on the board. {reasons}")
     require_site(out)
-    written = _write(board, out)
+    if labels is not None and board.official.has_subgroups:
+        raise BenchmdError(
+            f"{labels} has ages and sexes of patients, which are not published: nothing was "
+            "written. Make it again without --subgroups, or leave out --publish-labels."
+        )
+    data = _write(board, out)
     (out / BUNDLES).mkdir(exist_ok=True)
     for bundle in board.bundles:
         _keep(bundle, out / BUNDLES / bundle.id)
@@ -80,7 +85,7 @@ def write_site(board: Board, out: Path, *, labels: Path | None = None) -> list[s
     if labels is not None:
         with replacing(out / LABELS) as partial:
             shutil.copyfile(labels, partial)
-    return written
+    return data
 
 
 def require_site(out: Path) -> None:
@@ -92,136 +97,123 @@ def require_site(out: Path) -> None:
         )
 
 
-def _write(board: Board, out: Path) -> list[str]:
-    data, written = content(board), []
-    for name, text in pages(board):
+def _write(board: Board, out: Path) -> Row:
+    data, written = content(board), set()
+    feeds = ((DATA, json.dumps(data) + "\n"), (TABLE, csv_text(frame(data))))
+    for name, text in chain(feeds, pages(data)):
         with replacing(out / name) as partial:
             partial.write_text(text, "utf-8")
-        written.append(name)
-    with replacing(out / TABLE) as partial:
-        partial.write_text(csv_text(frame(data)), "utf-8")
-    with replacing(out / DATA) as partial:
-        partial.write_text(json.dumps(data) + "\n", "utf-8")
-    refused = [vars(each) for each in board.refused]
-    about = {"title": board.title, "resamples": board.resamples, "refused": refused}
-    write_json(out / BUILD, about | {"versions": package_versions()})
+        written.add(name)
+    made = Made(board.title, board.resamples, list(board.refused), dict(package_versions()))
+    write_json(out / BUILD, asdict(made))
     for path in out.glob("*.html"):
         if OURS.fullmatch(path.name) and path.name not in written:
             path.unlink()
-    return written
+    return data
 
 
 def _keep(bundle: Bundle, folder: Path) -> None:
     """Copy a bundle, unless it is there whole."""
-    if folder.exists():
-        try:
-            if read_bundle(folder).id == bundle.id:
-                return
-        except Refused:
-            pass
-        remove(folder)
-    shutil.copytree(bundle.folder, folder, symlinks=True)
+    if not _holds(folder, bundle):
+        if folder.exists():
+            remove(folder)
+        shutil.copytree(bundle.folder, folder, symlinks=True)
+        if not _holds(folder, bundle):
+            remove(folder)
+            raise BenchmdError(f"{bundle.folder} was changed meanwhile: build the board again.")
+
+
+def _holds(folder: Path, bundle: Bundle) -> bool:
+    with suppress(Refused):
+        return folder.exists() and read_bundle(folder).id == bundle.id
+    return False
 
 
 def verify(
-    site: Path, digests: Path | None, done: Callable[[int], None] = lambda count: None
+    site: Path, official: Official, done: Callable[[int], None] = lambda count: None
 ) -> Iterator[str]:
     """Compute a site again from its bundles; what differs, line by line.
 
-    ``digests`` is the file of official digests; None for the one that the site publishes.
+    Links are reported and never followed.
 
     Raises:
-        BenchmdError: It is not a site, or there are no official digests.
+        BenchmdError: It is not a site.
     """
-    stated = _stated(site)
-    path = digests or site / LABELS
-    if not path.is_file():
-        raise BenchmdError(
-            f"{site} does not publish its official labels: name their file by --catalog-digests."
-        )
-    official = read_official(path)
-    folders = bundles_of(site)
-    for folder in folders:
-        yield from _misnamed(folder)
-    before = [RefusedBundle(each["name"], each["reason"]) for each in stated["refused"]]
+    made = _made(site)
     board = board_of(
-        folders,
+        bundles_of(site),
         official,
-        title=stated["title"],
-        resamples=stated["resamples"],
+        title=made.title,
+        resamples=made.resamples,
         fresh=True,
-        refused=before,
+        refused=made.refused,
         done=done,
     )
-    for each in board.refused[len(before) :]:
+    for each in board.refused[len(made.refused) :]:
         yield f"the bundle {each.name} is refused: {each.reason}"
     with TemporaryDirectory(prefix="benchmd-") as temporary:
         again = Path(temporary)
         _write(board, again)
-        if stated["versions"] != package_versions():
+        if made.versions != package_versions():
             yield "it was built with other versions of packages: digits and figures may differ"
         yield from _differences(site / DATA, again / DATA)
-        yield from _files(site, again)
+        names = {path.name for path in again.iterdir()}
+        for name in sorted(names - {DATA}):
+            if not _same(site / name, again / name):
+                how = "not what its bundles give" if _is_plain(site / name) else "missing"
+                yield f"{name} is {how}"
+    yield from _foreign(site, names | {BUNDLES, LABELS})
+    yield from _foreign(site / BUNDLES, {bundle.id for bundle in board.bundles})
+
+
+def labels_of(site: Path) -> Path:
+    """The official digests that a site publishes.
+
+    Raises:
+        BenchmdError: It does not.
+    """
+    if not _is_plain(site / LABELS):
+        raise BenchmdError(
+            f"{site} does not publish its official labels: name their file by --catalog-digests."
+        )
+    return site / LABELS
 
 
 def bundles_of(site: Path) -> list[Path]:
     """Folders of a site's bundles."""
-    return sorted(folder for folder in (site / BUNDLES).glob("*") if folder.is_dir())
-
-
-def _stated(site: Path) -> Mapping[str, Any]:
-    remedy = "Build the site again with `benchmd board build`."
-    try:
-        stated = read_json(site / BUILD, remedy)
-    except Damaged as error:
-        raise BenchmdError(f"{site} is not a board's site: {error}") from error
-    if fault := form_fault(SiteForm, stated):
-        raise Damaged(site / BUILD, fault, remedy)
-    if not (site / BUNDLES).is_dir():
+    if (site / BUNDLES).is_symlink() or not (site / BUNDLES).is_dir():
         raise BenchmdError(f"{site} has no folder {BUNDLES}: nothing can be computed again.")
-    return stated
+    with os.scandir(site / BUNDLES) as entries:
+        return sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
 
 
-def _misnamed(folder: Path) -> Iterator[str]:
+def _made(site: Path) -> Made:
     try:
-        if read_bundle(folder).id != folder.name:
-            yield f"the folder {text_of(folder.name)} holds another bundle"
-    except Refused:
-        return
+        if (site / BUILD).is_symlink():
+            raise BenchmdError(f"{BUILD} is a link.")
+        made: Made = typed(Made, read_json(site / BUILD, "Build the site again."), BUILD)
+    except BenchmdError as error:
+        raise BenchmdError(f"{site} is not a board's site: {error}") from error
+    return made
 
 
 def _differences(stated: Path, again: Path) -> Iterator[str]:
     """Values of ``board.json`` that differ."""
-    if not _same(stated, again):
-        try:
-            if stated.stat().st_size > 2 * again.stat().st_size:
-                raise ValueError
-            one, other = (json.loads(path.read_bytes()) for path in (stated, again))
-            told = [*_changed(one, other, "")]
-        except (OSError, ValueError, RecursionError):
-            told = []
-        yield from told[:MOST_TOLD] or [f"{DATA} is not what its bundles give"]
-        if len(told) > MOST_TOLD:
-            yield f"and {count_of(len(told) - MOST_TOLD, 'other value')} of {DATA}"
-
-
-def _same(stated: Path, again: Path) -> bool:
-    """Whether two files have the same content; a link or no file has none."""
-    if stated.is_symlink() or not stated.is_file():
-        return False
-    return stated.stat().st_size == again.stat().st_size and filecmp.cmp(stated, again, False)
-
-
-def _changed(stated: object, again: object, where: str) -> Iterator[str]:
-    if isinstance(stated, dict) and isinstance(again, dict):
-        for name in sorted(stated.keys() | again.keys()):
-            yield from _changed(stated.get(name), again.get(name), f"{where} {name}".strip())
-    elif isinstance(stated, list) and isinstance(again, list) and len(stated) == len(again):
-        for number, (one, other) in enumerate(zip(stated, again, strict=True)):
-            label = one.get("name", number) if isinstance(one, dict) else number
-            yield from _changed(one, other, f"{where} {label}")
-    elif stated != again:
-        yield f"{text_of(where)}: the site says {_short(stated)}, its bundles give {_short(again)}"
+    if _same(stated, again):
+        return
+    lines = []
+    try:
+        if _is_plain(stated) and stated.stat().st_size <= 2 * again.stat().st_size:
+            one, other = (flat(json.loads(p.read_bytes()), lists=True) for p in (stated, again))
+            for name in sorted(one.keys() | other.keys()):
+                if one.get(name) != other.get(name):
+                    values = f"{_short(one.get(name))}, its bundles give {_short(other.get(name))}"
+                    lines.append(f"{text_of(name)}: the site says {values}")
+    except (OSError, ValueError, RecursionError):
+        lines = []
+    yield from lines[:MOST_LINES] or [f"{DATA} is not what its bundles give"]
+    if len(lines) > MOST_LINES:
+        yield f"and {count_of(len(lines) - MOST_LINES, 'other value')} of {DATA}"
 
 
 def _short(value: object) -> str:
@@ -229,15 +221,21 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def _files(site: Path, again: Path) -> Iterator[str]:
-    """Pages and tables that differ, are missing or are not of the board."""
-    expected = {path.name for path in again.iterdir()} - {DATA}
-    for name in sorted(expected):
-        path = site / name
-        if not path.is_file() or path.is_symlink():
-            yield f"{name} is missing"
-        elif not _same(path, again / name):
-            yield f"{name} is not what its bundles give"
-    allowed = expected | {DATA, BUNDLES, LABELS}
-    for name in sorted(path.name for path in site.iterdir() if path.name not in allowed):
-        yield f"{text_of(name)} is not of this board"
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _same(stated: Path, again: Path) -> bool:
+    """Whether two files have the same content; a link or no file has none."""
+    return _is_plain(stated) and filecmp.cmp(stated, again, shallow=False)
+
+
+def _foreign(folder: Path, names: set[str]) -> Iterator[str]:
+    """What a folder of a site holds other than these: links, files, bundles under other names."""
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            name = text_of(entry.name)
+            if entry.is_symlink():
+                yield f"{name} is a link, which is not followed"
+            elif entry.name not in names:
+                yield f"{name} is not of this board"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -39,16 +41,7 @@ DIGESTS = "File of `benchmd board digest`: the official records, patients and la
 )
 @click.option("--yes", is_flag=True, help="You have read what leaves, and want it written.")
 def pack(
-    stores: tuple[Path, ...],
-    *,
-    out: Path,
-    board: str,
-    submitter: str,
-    title: str,
-    licence: str,
-    datasets: tuple[str, ...],
-    key: Path | None,
-    yes: bool,
+    stores: tuple[Path, ...], *, out: Path, board: str, key: Path | None, yes: bool, **choice: Any
 ) -> None:
     """Pack the transfers of STORES into a bundle, from which others compute their scores.
 
@@ -62,13 +55,9 @@ def pack(
     from benchmd_ray.board.keys import board_key
     from benchmd_ray.board.pack import pack_stores
 
-    choice = {"submitter": submitter, "title": title, "licence": licence, "datasets": datasets}
-    lines, written = pack_stores(
-        list(stores), out, board_key(board), key_file=key, keep=yes, **choice
-    )
-    for line in lines:
+    for line in pack_stores(stores, out, board_key(board), key_file=key, keep=yes, **choice):
         echo(line)
-    if not written:
+    if not yes:
         raise BenchmdError("nothing was written. If all of this may leave, add --yes.")
     echo(f"written: {out}")
 
@@ -82,7 +71,12 @@ def board() -> None:
 @click.argument("catalogs", type=CATALOG, nargs=-1, required=True)
 @BOARD
 @click.option("--out", type=FILE, required=True, help="Parquet file to write.")
-def board_digest(catalogs: tuple[Path, ...], *, board: str, out: Path) -> None:
+@click.option(
+    "--subgroups",
+    is_flag=True,
+    help="Add age bands and sexes, for scores of subgroups. Such a file cannot be published.",
+)
+def board_digest(catalogs: tuple[Path, ...], *, board: str, out: Path, subgroups: bool) -> None:
     """Write the digests of official CATALOGS: which records are scored, their patients and labels.
 
     Names are hashed by the board's key; labels are as they are. Each dataset is scored on its test
@@ -95,9 +89,11 @@ def board_digest(catalogs: tuple[Path, ...], *, board: str, out: Path) -> None:
     from benchmd_ray.board.official import write_digests
     from benchmd_ray.data.catalog import open_catalog
 
-    for about in write_digests([open_catalog(path) for path in catalogs], board_key(board), out):
+    opened = [open_catalog(path) for path in catalogs]
+    for about in write_digests(opened, board_key(board), out, subgroups=subgroups):
         echo(f"{about.name} ({about.split}): {', '.join(about.task.classes)}")
-    echo(f"written: {out}, {out.stat().st_size:,} bytes, with the labels of every record")
+    what = "the labels, age bands and sexes" if subgroups else "the labels"
+    echo(f"written: {out}, {out.stat().st_size:,} bytes, with {what} of every record")
 
 
 @board.command("build")
@@ -135,6 +131,7 @@ def board_build(
     benchmd board build bundles/* --catalog-digests official.parquet --out site
     """
     from benchmd_ray.board.build import board_of
+    from benchmd_ray.board.content import FLAGS
     from benchmd_ray.board.official import read_official
     from benchmd_ray.board.site import require_site, write_site
     from benchmd_ray.board.submitters import read_submitters
@@ -142,8 +139,7 @@ def board_build(
 
     require_site(out)
     keys = {} if submitters is None else read_submitters(submitters)
-    display = progress("board", len(bundles), "bundles")
-    try:
+    with closing(progress("board", len(bundles), "bundles")) as display:
         made = board_of(
             bundles,
             read_official(digests),
@@ -152,14 +148,13 @@ def board_build(
             submitters=keys,
             done=display.update,
         )
-    finally:
-        display.close()
     for each in made.refused:
         echo(f"refused: {each.name}: {each.reason}")
-    for line in made.remarks():
-        echo(line)
-    pages = write_site(made, out, labels=digests if publish_labels else None)
-    echo(f"written: {out / 'index.html'}, {count_of(len(pages), 'page')}")
+    data = write_site(made, out, labels=digests if publish_labels else None)
+    for entry in data["entries"]:
+        for note in entry["notes"] if entry["flag"] in FLAGS else ():
+            echo(f"{entry['name']} of {entry['whose']}: {note}")
+    echo(f"written: {out / 'index.html'}, {count_of(len(data['entries']), 'entry')}")
     if strict and made.refused:
         sys.exit(1)
 
@@ -174,14 +169,14 @@ def board_verify(site: Path, *, digests: Path | None) -> None:
     benchmd board verify site
     benchmd board verify site --catalog-digests official.parquet
     """
-    from benchmd_ray.board.site import bundles_of, verify
+    from benchmd_ray.board.official import read_official
+    from benchmd_ray.board.site import bundles_of, labels_of, verify
     from benchmd_ray.console.progress import progress
 
-    display = progress("verify", len(bundles_of(site)), "bundles")
-    try:
-        differences = list(verify(site, digests, display.update))
-    finally:
-        display.close()
+    official = read_official(digests or labels_of(site))
+    echo(f"official labels{'' if digests else ' that the site publishes'}: {official.sha256}")
+    with closing(progress("verify", len(bundles_of(site)), "bundles")) as display:
+        differences = list(verify(site, official, display.update))
     for line in differences:
         echo(line)
     if differences:

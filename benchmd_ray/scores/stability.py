@@ -37,6 +37,10 @@ class RankInterval(NamedTuple):
     high: float
 
 
+BLOCK = 64
+"""Pairs whose differences are compared at a time, so that they stay in a processor's cache."""
+
+
 @dataclass(frozen=True)
 class Stability:
     """A ranking of techniques and how stable it is."""
@@ -186,14 +190,20 @@ def paired_ranks(
     drawn = drawn[~np.isnan(drawn).any(axis=1)]
     margin = np.full((len(point),) * 2, np.nan)
     if len(drawn) > 1 and not math.isnan(degrees):
-        centred, largest = drawn - drawn.mean(axis=0), np.zeros(len(drawn))
-        for a in range(len(point)):
-            differences = centred - centred[:, [a]]
-            margin[a] = differences.std(axis=0, ddof=1)
-            margin[a, margin[a] < 1e-12] = 0
-            some = margin[a] > 0
-            studentised = np.abs(differences[:, some]) / margin[a, some]
-            largest = np.maximum(largest, studentised.max(axis=1, initial=0))
+        centred = np.ascontiguousarray((drawn - drawn.mean(axis=0)).T)
+        largest, margin = np.zeros(len(drawn)), np.zeros_like(margin)
+        blocks = (
+            (a, start) for a in range(len(point)) for start in range(a + 1, len(point), BLOCK)
+        )
+        for a, start in blocks:
+            rows = slice(start, start + BLOCK)
+            differences = centred[rows] - centred[a]
+            spread = np.sqrt(np.einsum("ij,ij->i", differences, differences) / (len(drawn) - 1))
+            spread[spread < 1e-12] = 0
+            margin[a, rows] = margin[rows, a] = spread
+            np.abs(differences, out=differences)
+            differences /= np.where(spread > 0, spread, np.inf)[:, None]
+            np.maximum(largest, differences.max(axis=0), out=largest)
         half = 1 - LEVEL / 2
         margin *= np.quantile(largest, 1 - LEVEL) * t.ppf(half, degrees) / norm.ppf(half)
     above = (point[:, None] - point > margin) & (margin > 0)

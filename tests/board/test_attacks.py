@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from hashlib import sha256
 from pathlib import Path
@@ -15,11 +17,10 @@ import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from made_bundles import forge, forge_part, make_bundle, rehash, write_official
-from stores import people
 
 from benchmd_ray.board import build as build_module
 from benchmd_ray.board.build import RefusedBundle, board_of
-from benchmd_ray.board.bundle import part_path
+from benchmd_ray.board.bundle import part_path, row_form
 from benchmd_ray.board.keys import SIGNED, Signature, board_key, is_signed
 from benchmd_ray.board.official import read_official
 from benchmd_ray.board.site import verify, write_site
@@ -44,16 +45,15 @@ def build(folders, official):
     return board_of(folders, read_official(official), title="A board", resamples=50)
 
 
-def doubled(table):
-    return pa.concat_tables([table, table.slice(0, 3)])
+def doubled(rows):
+    return np.concatenate((rows, rows[:3]))
 
 
 def with_scores(change):
-    def changed(table):
-        scores = np.stack(table["scores"].to_numpy(zero_copy_only=False))
-        flat = pa.array(np.asarray(change(scores), float).ravel())
-        column = pa.FixedSizeListArray.from_arrays(flat, table["scores"].type.list_size)
-        return table.set_column(1, "scores", column)
+    def changed(rows):
+        rows = rows.copy()
+        rows["scores"] = change(rows["scores"])
+        return rows
 
     return changed
 
@@ -65,21 +65,26 @@ def nan(scores):
 
 
 def with_records(records):
-    return lambda table: table.set_column(0, "record", records(table))
+    def changed(rows):
+        rows = rows.copy()
+        rows["record"] = np.frombuffer(b"".join(records(rows["record"].tolist())), "V16")
+        return rows
+
+    return changed
 
 
-def raw_names(table):
-    return pa.array([f"patient-{n:05d}" for n in range(len(table))])
+def padded_names(hashes):
+    return [f"patient-{n:05d}".ljust(16).encode() for n in range(len(hashes))]
 
 
-def padded_names(table):
-    names = [f"patient-{n:05d}".ljust(16).encode() for n in range(len(table))]
-    return pa.array(names, pa.binary(16))
+def others(hashes):
+    return sorted([bytes(16), *hashes[1:]])
 
 
-def others(table):
-    records = table["record"].to_pylist()
-    return pa.array(sorted([bytes(16), *records[1:]]), pa.binary(16))
+def fewer_classes(rows):
+    fewer = np.zeros(len(rows), row_form(2))
+    fewer["record"] = rows["record"]
+    return fewer
 
 
 def as_another_board(bundle):
@@ -118,18 +123,15 @@ def with_pipe(bundle):
     return bundle
 
 
-def bomb(bundle):
-    """Half a megabyte of Parquet at most that decode to 2 GB."""
+def too_many(rows):
+    return np.concatenate([rows] * 3)
+
+
+def parquet(bundle):
+    """What decodes to 2 GB where it is read as Parquet."""
     rows = 2**24
     flat = pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int32()).fill_null(0), ["x" * 128])
-    path = part_path(bundle, 0)
-    pq.write_table(pa.table({"record": flat}), path, compression="zstd")
-    assert path.stat().st_size < 2**19
-    return rehash(bundle)
-
-
-def not_parquet(bundle):
-    part_path(bundle, 0).write_bytes(b"PAR1 or not")
+    pq.write_table(pa.table({"record": flat}), part_path(bundle, 0), compression="zstd")
     return rehash(bundle)
 
 
@@ -148,14 +150,22 @@ def oversized(bundle):
     return bundle
 
 
-def with_metadata(bundle):
-    return forge_part(
-        bundle, lambda table: table.replace_schema_metadata({"patient": "Ada Lovelace"})
-    )
+def with_names_after(bundle):
+    with part_path(bundle, 0).open("ab") as file:
+        file.write(b"Ada Lovelace")
+    return rehash(bundle)
 
 
-def more_columns(table):
-    return table.append_column("name", pa.array(["Ada Lovelace"] * len(table)))
+def linked_within(bundle):
+    part_path(bundle, 1).unlink()
+    part_path(bundle, 1).symlink_to(part_path(bundle, 0).name)
+    return rehash(bundle)
+
+
+def linked_folder(bundle):
+    (bundle / "predictions").rename(bundle.with_name("elsewhere"))
+    (bundle / "predictions").symlink_to(bundle.with_name("elsewhere"))
+    return bundle
 
 
 def wrong_signature(bundle):
@@ -172,40 +182,56 @@ def below_zero(content):
     content["runs"][0]["device_hours"] = -1.0
 
 
+def of_run(change):
+    return described(lambda content: change(content["runs"][0]))
+
+
 PARTS = {
     "doubled records": (doubled, r"3 records more than once, of 240 records"),
-    "missing records": (lambda table: table.slice(4), r"4 records missing, of 240 records"),
+    "missing records": (lambda rows: rows[4:], r"4 records missing, of 240 records"),
     "other records": (with_records(others), r"1 record missing, 1 record that the official"),
-    "another order": (lambda t: t.take(list(range(240))[::-1]), "its records in another order"),
-    "raw names": (with_records(raw_names), "of the type string, not keyed hashes"),
-    "padded names": (with_records(padded_names), "240 records missing, 240 records that the"),
+    "another order": (lambda rows: rows[::-1], "its records in another order"),
+    "names": (with_records(padded_names), "240 records missing, 240 records that the"),
     "NaN": (with_scores(nan), "a score is NaN or outside 0 to 1"),
     "infinite": (with_scores(lambda s: s + np.inf), "a score is NaN or outside 0 to 1"),
-    "classes": (
-        lambda t: with_scores(lambda s: s)(t).set_column(
-            1, "scores", pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(480)), 2)
-        ),
-        "scores of 2 classes, expected 7",
-    ),
-    "nothing": (lambda table: table.slice(0, 0), "240 records missing"),
-    "more columns": (more_columns, "columns of other types"),
+    "classes": (fewer_classes, r"has 7,680 bytes, expected 240 rows of 72: a hash and scores of 7"),
+    "nothing": (lambda rows: rows[:0], "240 records missing"),
+    "too many": (too_many, "has 51,840 bytes, expected 240 rows of 72"),
 }
 BUNDLES = {
-    "metadata": (with_metadata, "it holds metadata"),
     "another board": (as_another_board, "packed for another board, or with another key"),
     "stated scores": (described(scores_stated), "unknown key in .*'auroc'"),
     "path": (described(other_dataset), r"predictions of '../../../../tmp/outside' .* pack with"),
-    "a run twice": (described(twice), "those of a run for a dataset twice|other than it names"),
+    "a run twice": (described(twice), "the predictions of a run for a dataset twice"),
     "another file": (add("run.py", "import os"), "also holds 1 file other than it names"),
     "link": (linked, "holds a link, or what is not a regular file"),
+    "link within": (linked_within, "holds a link, or what is not a regular file"),
+    "link of the folder": (linked_folder, "holds a link, or what is not a regular file"),
     "pipe": (with_pipe, "holds a link, or what is not a regular file"),
-    "bomb": (bomb, "more than such a file may hold|decodes to more than"),
-    "no Parquet": (not_parquet, "not a whole Parquet file"),
+    "Parquet": (parquet, "has [0-9,]+ bytes, expected 240 rows"),
+    "names after the rows": (with_names_after, "has 17,292 bytes, expected 240 rows"),
     "nested": (nested, "not valid JSON"),
     "oversized": (oversized, "more than 16,777,216 bytes"),
     "signature": (wrong_signature, "its signature is not one of its content"),
-    "code": (described(settings_of_code), "settings of transfer.*network"),
+    "code": (described(settings_of_code), "settings: .*network"),
     "time": (described(below_zero), "device_hours"),
+    "date in other digits": (described(lambda c: c.update(made="٢٠٢٦-01-01T00:00:00Z")), "made"),
+    "another format": (described(lambda c: c.update(format=2)), "format"),
+    "no predictions": (of_run(lambda run: run.update(predictions=[])), "predictions"),
+    "many runs": (described(lambda c: c.update(runs=c["runs"] * 101)), "runs"),
+    "no settings": (of_run(lambda run: run.update(settings={})), "not those expected: encoder, tr"),
+    "another setting": (
+        of_run(lambda run: run.update(setting="knn")),
+        "settings of transfer.* are those of linear, not of 'knn'",
+    ),
+    "condition": (
+        of_run(lambda run: run["predictions"][0].update(condition=EVIL)),
+        "condition is",
+    ),
+    "evaluation": (
+        of_run(lambda run: run["predictions"][0].update(evaluation="ood", condition="a 1")),
+        "has no classification of 'georgia'",
+    ),
 }
 
 
@@ -248,7 +274,7 @@ def test_whatever_a_bundle_states_the_others_are_written(name, tmp_path, officia
     board = build([odd, good], official)
     write_site(board, tmp_path / "site")
     assert "Good" in (tmp_path / "site" / "index.html").read_text("utf-8")
-    assert [*verify(tmp_path / "site", official)] == []
+    assert [*verify(tmp_path / "site", read_official(official))] == []
 
 
 def test_an_error_of_one_bundle_is_a_refusal_without_its_text(
@@ -272,7 +298,17 @@ def test_an_error_of_one_bundle_is_a_refusal_without_its_text(
     stated = json.loads((tmp_path / "site" / "build.json").read_text("utf-8"))
     (tmp_path / "site" / "build.json").write_text(json.dumps(stated | {"title": "\ud800"}))
     with pytest.raises(BenchmdError, match=r"title is .*, expected"):
-        [*verify(tmp_path / "site", official)]
+        [*verify(tmp_path / "site", read_official(official))]
+
+
+def test_what_changes_after_it_was_scored_is_not_published(tmp_path, official, good):
+    board = build([good], official)
+    (tmp_path / "secret").write_text("Ada Lovelace")
+    part_path(good, 0).unlink()
+    part_path(good, 0).symlink_to(tmp_path / "secret")
+    with pytest.raises(BenchmdError, match="was changed meanwhile"):
+        write_site(board, tmp_path / "site")
+    assert [*(tmp_path / "site" / "bundles").iterdir()] == []
 
 
 def test_an_archive_is_no_bundle(tmp_path, official, good):
@@ -308,7 +344,7 @@ def test_markup_and_paths_in_names_are_text(tmp_path, official):
         content |= {"submitter": EVIL, "title": EVIL, "licence": EVIL}
         for run in content["runs"]:
             run |= {"row": EVIL + PATH, "technique": EVIL, "weights": EVIL, "run": PATH}
-            run |= {"device": EVIL, "hardware": [EVIL], "versions": {EVIL: EVIL}, "source": PATH}
+            run |= {"hardware": [EVIL], "versions": {EVIL: EVIL}, "source": PATH}
             for part in run["predictions"]:
                 part["contamination"] = EVIL
 
@@ -345,11 +381,46 @@ def test_no_entry_and_strict_builds_end_with_an_error(tmp_path, official, good):
     assert len(kept) == 1  # what is refused is not published
 
 
-def test_labels_in_a_bundle_are_refused(tmp_path, official, good):
-    """Patients and labels are the official file's: a bundle has no column for them."""
-    rows = people(240)
-    column = pa.array(np.zeros(len(rows["group_id"]), np.int8))
-    bad = make_bundle(tmp_path / "bad", "Bad", noise=1)
-    forge_part(bad, lambda table: table.append_column("target", column))
-    board = build([bad, good], official)
-    assert "columns of other types, or too many" in board.refused[0].reason
+@pytest.fixture
+def two_seeds(tmp_path):
+    return make_bundle(tmp_path / "bad", "Bad", noise=1, seeds=2)
+
+
+def test_a_seed_twice_is_refused(official, good, two_seeds):
+    forge(two_seeds, lambda content: content["runs"][1].update(seed=0))
+    reason = build([two_seeds, good], official).refused[0].reason
+    assert reason == "2 runs of 'scratch' have the seed 0: submit one of them"
+
+
+@pytest.mark.parametrize("put", [shutil.copyfile, os.link])
+def test_a_run_that_is_submitted_as_two_seeds_is_refused(official, good, two_seeds, put):
+    """Whether it is a copy, or one file by two names; also where only one dataset is alike."""
+    part_path(two_seeds, 2).unlink()
+    put(part_path(two_seeds, 0), part_path(two_seeds, 2))
+    rehash(two_seeds)
+    reason = build([two_seeds, good], official).refused[0].reason
+    assert reason.startswith("seeds 0 and 1 of 'scratch' have the same predictions of georgia")
+
+
+def test_what_is_computed_of_a_bundle_takes_no_more_than_its_file(tmp_path, official, good):
+    """The peak of a process that refuses a file which claims to be large."""
+    bad = parquet(make_bundle(tmp_path / "bad", "Bad", noise=1))
+    program = (
+        "import resource; from pathlib import Path; "
+        "from benchmd_ray.board.bundle import Refused, read_bundle, read_part; "
+        f"bundle = read_bundle(Path({str(bad)!r})); "
+        "usage = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; before = usage()\n"
+        "try: read_part(bundle, 0, 240, 7)\n"
+        "except Refused: print(usage() - before)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert int(result.stdout) < 2**15  # KiB
+
+
+def test_digests_of_a_site_that_decode_to_more_than_they_take_are_refused(tmp_path, official):
+    table = pq.read_table(official)
+    pq.write_table(table, tmp_path / "compressed.parquet", compression="zstd")
+    with pytest.raises(BenchmdError, match="it is compressed"):
+        read_official(tmp_path / "compressed.parquet")

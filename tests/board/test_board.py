@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from hashlib import sha256
 from itertools import combinations
 
 import numpy as np
@@ -14,29 +15,42 @@ from browsers import started_browser
 from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from made_bundles import KEY, forge, forge_part, made_at, make_bundle, write_official
-from stores import ECG_DATA, make_transfer, people, predict_all
+from made_bundles import (
+    KEY,
+    SEEDS,
+    forge,
+    forge_part,
+    made_at,
+    make_bundle,
+    rows_of,
+    write_official,
+)
+from stores import ECG_DATA, make_transfer, people, predict_all, targets_of
 
 from benchmd_ray.board import recompute
-from benchmd_ray.board.again import command as again
 from benchmd_ray.board.build import board_of, entry_id, whose
-from benchmd_ray.board.bundle import ABOUT, Refused, read_bundle
+from benchmd_ray.board.bundle import ABOUT, Refused, part_path, read_bundle
 from benchmd_ray.board.copies import copies, sketch
 from benchmd_ray.board.keys import board_key, signed
-from benchmd_ray.board.official import read_official
+from benchmd_ray.board.official import read_official, write_rows
 from benchmd_ray.board.pack import write_signature
 from benchmd_ray.board.ranking import cost_of, front
+from benchmd_ray.board.rerun import command as again
+from benchmd_ray.board.site import verify, write_site
 from benchmd_ray.board.submitters import compared, is_shown_as_written, read_submitters
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.registry import starts
-from benchmd_ray.files.integrity import write_hash
+from benchmd_ray.evaluation.registry import evaluations, starts
+from benchmd_ray.files.integrity import name_of, write_hash
 from benchmd_ray.modality.modalities import modality
 from benchmd_ray.report.analysis import analyse
-from benchmd_ray.runs.predictions import predictions_path
+from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.runs.store import read_stores
 from benchmd_ray.scores.comparison import delong
+from benchmd_ray.scores.metrics import auroc
+from benchmd_ray.scores.support import TEST_PATIENTS
 from benchmd_ray.settings.definition import as_dict
+from speed import boards
 
 RESAMPLES = 200
 
@@ -113,11 +127,10 @@ def test_a_bundle_has_no_name_of_a_record_or_patient_and_no_label(tmp_path):
     for name in (*named["record_id"], *named["group_id"]):
         assert name.encode() not in whole
     assert b"north" not in whole  # a site
-    for path in bundle.glob("predictions/*"):
-        table = pq.read_table(path)
-        assert table.column_names == ["record", "scores"]
-        assert table["record"].to_pylist() == sorted(table["record"].to_pylist())
-        assert table.schema.metadata is None
+    for number, count in enumerate((240, 160)):
+        records = rows_of(bundle, number)["record"].tolist()
+        assert len(records) == count
+        assert records == sorted(records)
 
 
 def test_hashes_are_of_one_board_one_dataset_and_one_kind(tmp_path):
@@ -151,12 +164,7 @@ def test_groups_are_those_that_paired_tests_tell_apart(tmp_path, official):
     assert dict(order) == {"A": 1, "B": 1, "C": 2, "D": 2, "E": 3}
     # an independent test of neighbours in a group and across groups
     dataset = read_official(official).datasets["georgia"]
-    scores = {
-        each.about.submitter: np.stack(
-            pq.read_table(each.path(0))["scores"].to_numpy(zero_copy_only=False)
-        )
-        for each in map(read_bundle, folders)
-    }
+    scores = {name: rows_of(folder)["scores"] for name, folder in zip(skills, folders, strict=True)}
     assert [p.dataset for _, p in read_bundle(folders[0]).about.parts] == ["georgia", "ptb-xl"]
     for a, b in combinations(skills, 2):
         p = delong(dataset.targets, scores[a], scores[b], dataset.groups).p
@@ -178,7 +186,7 @@ def test_the_front_is_what_nothing_dominates():
             not np.isnan(c) and not any(x <= c and y >= v and (x, y) != (c, v) for x, y in points)
             for c, v in points
         ]
-        assert front(costs, scores) == expected
+        assert front(np.array(costs), np.array(scores)).tolist() == expected
 
 
 def test_copies_are_flagged_and_other_models_are_not(tmp_path, official):
@@ -205,9 +213,10 @@ def test_copies_are_flagged_and_other_models_are_not(tmp_path, official):
     assert pairs["Original", "Same"] == pytest.approx(1)
     assert 0.995 < pairs["Original", "Noisy"] < 1
     assert pairs["Original", "Bent"] == pytest.approx(1)
-    remarks = "\n".join(board.remarks())
-    assert "has the same predictions as" in remarks
+    remarks = run(*command(official, tmp_path / "site"), *folders)
+    assert "it has the same predictions as scratch, linear of Same (not signed)" in remarks
     assert "nearly the same predictions (correlation 0.99" in remarks
+    assert "Other" not in remarks
 
 
 def test_a_sketch_keeps_the_correlation_of_scores():
@@ -218,9 +227,11 @@ def test_a_sketch_keeps_the_correlation_of_scores():
         truth = np.corrcoef((first - first.mean(0)).ravel(), (second - second.mean(0)).ravel())
         halves = sketch(first)[:256] @ sketch(second)[:256]
         assert 1 - halves == pytest.approx(1 - truth[0, 1], rel=0.35)
-    same = [sketch(first), sketch(first)]
-    assert [*copies(same, ["one", "one"])] == []
-    assert [(c.a, c.b) for c in copies(same, ["one", "other"])] == [(0, 1)]
+    same = [sketch(first)[None], np.stack([sketch(second), sketch(first)])]
+    assert [*copies(same, ["one", "one"])] == [[], []]
+    assert [*copies(same, ["one", "other"])] == [[(1, 1)], [(0, 1)]]
+    many = [*copies([same[0]] * 30, range(30))]
+    assert {len(others) for others in many} == {10}
 
 
 def test_a_later_submission_replaces_an_earlier_one_and_both_are_told(tmp_path, official):
@@ -262,8 +273,8 @@ def test_a_name_belongs_to_a_key_only_by_the_organisers_file(tmp_path, official)
     assert {whose(e) for e in board.entries} == {"Lab (not signed)", f"Lab ({stranger[:16]})"}
     assert not board.refused
     assert len({bundle.id for bundle in board.bundles}) == 2
-    (warning,) = [line for line in board.remarks() if line.startswith("shared name: Lab (not")]
-    assert stranger[:16] in warning
+    text = run(*command(official, tmp_path / "both"), victim, thief)
+    assert f"of Lab (not signed): Name: Lab ({stranger[:16]}) has the same" in text
     key = sign(victim, pem(tmp_path / "victim.pem"))
     (tmp_path / "submitters").write_text(f"{key} LAB\n")
     text = run(
@@ -395,7 +406,10 @@ def test_a_site_is_verified_and_whatever_was_changed_is_told(tmp_path, official)
     folders = [make_bundle(tmp_path / name, name, noise=n) for n, name in enumerate("ab")]
     site = tmp_path / "site"
     run(*command(official, site), *folders, "--publish-labels")
-    assert "is what its bundles and the official labels give" in run("board", "verify", site)
+    text = run("board", "verify", site)
+    assert "is what its bundles and the official labels give" in text
+    labels = sha256(official.read_bytes()).hexdigest()
+    assert f"official labels that the site publishes: {labels}" in text
     data = json.loads((site / "board.json").read_text("utf-8"))
     data["entries"][0]["scores"][0]["auroc"] = 0.999
     (site / "board.json").write_text(json.dumps(data), "utf-8")
@@ -404,17 +418,139 @@ def test_a_site_is_verified_and_whatever_was_changed_is_told(tmp_path, official)
     (site / "more.html").write_text("<p>more")
     (site / "board.csv").unlink()
     text = run("board", "verify", site, code=1)
-    assert re.search(r"scores 0 auroc: the site says 0\.999, its bundles give 0\.[5-9]", text)
+    assert re.search(r"scores\.0\.auroc: the site says 0\.999, its bundles give 0\.[5-9]", text)
     assert f"{page.name} is not what its bundles give" in text
     assert "more.html is not of this board" in text
     assert "board.csv is missing" in text
     run(*command(official, site), *folders)  # writes it again
     (site / "more.html").unlink()
     run("board", "verify", site)
-    (kept, _) = sorted((site / "bundles").iterdir())
-    forge_part(kept, lambda table: table.set_column(1, "scores", table["scores"]))
+    kept, _ = sorted((site / "bundles").iterdir())
     forge(kept, lambda content: content.update(title="changed"))
-    assert "holds another bundle" in run("board", "verify", site, code=1)
+    text = run("board", "verify", site, code=1)
+    assert f"{kept.name} is not of this board" in text
+    assert "title: the site says" in text
+
+
+def test_whatever_else_is_in_a_site_is_reported_and_links_are_not_followed(tmp_path, official):
+    site, secret = tmp_path / "site", tmp_path / "secret"
+    run(*command(official, site), make_bundle(tmp_path / "a", "a"), "--publish-labels")
+    secret.write_text("Ada Lovelace")
+    (site / "bundles" / "evil.html").write_text("<script>")
+    (site / "bundles" / "more").symlink_to(tmp_path / "a")
+    (site / "board.csv").unlink()
+    (site / "board.csv").symlink_to(secret)
+    (site / "folder").mkdir()
+    text = run("board", "verify", site, code=1)
+    assert "evil.html is not of this board" in text
+    assert "more is a link, which is not followed" in text
+    assert "board.csv is a link, which is not followed" in text
+    assert "folder is not of this board" in text
+    assert "Ada" not in text
+    (site / "official.parquet").unlink()
+    (site / "official.parquet").symlink_to(official)
+    with pytest.raises(AssertionError, match="does not publish its official labels"):
+        run("board", "verify", site)
+    options = ("--catalog-digests", official)
+    assert "official.parquet is a link" in run("board", "verify", site, *options, code=1)
+    (site / "bundles").rename(tmp_path / "bundles")
+    (site / "bundles").symlink_to(tmp_path / "bundles")
+    with pytest.raises(AssertionError, match="has no folder bundles"):
+        run("board", "verify", site, *options)
+    (site / "build.json").rename(tmp_path / "build.json")
+    (site / "build.json").symlink_to(tmp_path / "build.json")
+    (site / "bundles").unlink()
+    (tmp_path / "bundles").rename(site / "bundles")
+    with pytest.raises(AssertionError, match=r"build\.json is a link"):
+        run("board", "verify", site, *options)
+
+
+def test_an_entry_is_tuned_if_one_of_its_runs_is(tmp_path, official):
+    def tune(content):
+        content["runs"][1]["settings"]["tuned"] = "search-1"
+
+    folders = [make_bundle(tmp_path / name, name, seeds=2, noise=n) for n, name in enumerate("ab")]
+    forge(folders[0], tune)
+    board = build(folders, official)
+    best = {
+        of: (p.entry.bundle.about.submitter, p.on_front) for (_, _, of), (p,) in contests(board)
+    }
+    assert best == {"tuned": ("a", False), "fixed protocol": ("b", False)}  # no cost is stated
+
+
+def contests(board):
+    return [(of, places) for of, places in board.contests.items() if of[0] == "georgia"]
+
+
+@pytest.mark.parametrize(
+    ("technique", "changes", "where"),
+    [
+        ("mae", {}, "custom settings"),  # its pretraining is not stated
+        ("scratch", {}, "fixed protocol"),
+        ("encoder:rad-dino", {}, "published weights"),
+        ("scratch", {"protocol": "tuned"}, "tuned"),
+    ],
+)
+def test_only_entries_of_a_protocol_or_custom_ones_are_best_for_their_cost(
+    tmp_path, official, technique, changes, where
+):
+    def change(content):
+        content["runs"][0] |= {"technique": technique, "device_hours": 1.0, **changes}
+
+    folder = forge(make_bundle(tmp_path / "a"), change)
+    ((of, (place,)),) = contests(build([folder], official))
+    assert of[2] == where
+    assert place.on_front == (where in ("custom settings", "fixed protocol"))
+
+
+def test_one_of_two_seeds_with_the_same_predictions_is_packed(tmp_path):
+    make_bundle(tmp_path / "unused")
+    store = tmp_path / "unused-store"
+    (first,) = store.glob("transfer-*")
+    second = make_transfer(store, seed=1)
+    for path in (first / "predictions" / "classification").glob("*.parquet"):
+        table = pq.read_table(path)
+        stated = table.schema.metadata | {b"of": name_of(second.folder).encode()}
+        other = predictions_path(second.folder, path.stem)
+        other.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table.replace_schema_metadata(stated), other)
+        write_hash(other)
+    arguments = ("--board", "test-board", "--submitter", "A lab", "--yes")
+    text = run("pack", store, "--out", tmp_path / "bundle", *arguments)
+    assert re.search("not packed: .*: its predictions are those of .*, which stands for both", text)
+    assert len(read_bundle(tmp_path / "bundle").about.runs) == 1
+    assert "pack: 2/2 runs" in text
+
+
+def test_subgroups_are_those_of_reports_and_not_published(tmp_path, official):
+    names = ("record_id", "unit_id", "group_id", "age", "sex")
+    about = read_official(official).datasets["georgia"].about
+    labels = targets_of(about.task.classes, 240, about.task.kind, SEEDS["georgia"])
+    held = people(240, SEEDS["georgia"])
+    target = pa.FixedSizeListArray.from_arrays(pa.array(labels.ravel()), labels.shape[1])
+    table = pa.table({**{name: held[name] for name in names}, "target": target})
+    digests = tmp_path / "digests.parquet"
+    write_rows([about], [table], KEY, digests)
+    folder = make_bundle(tmp_path / "a", seeds=2, rows={"georgia": 240})
+    board = build([folder], digests)
+    rows = {row["subgroup"]: row for row in board.entries[0].results["georgia"].others}
+    assert {"female", "male"} <= rows.keys()
+    assert min(row["patients"] for row in rows.values()) >= TEST_PATIENTS
+    inside = np.array(held["sex"]) == "female"
+    assert rows["female"]["patients"] == len(set(np.array(held["group_id"])[inside]))
+    parts = [
+        p for run in sorted(tmp_path.glob("a-store/transfer-*")) for p in run.rglob("georgia.*t")
+    ]
+    scores = [np.stack(pq.read_table(p)["scores"].to_numpy(zero_copy_only=False)) for p in parts]
+    expected = np.mean([auroc(labels[inside], each[inside]).mean for each in scores])
+    assert rows["female"]["auroc"] == pytest.approx(expected)
+    with pytest.raises(BenchmdError, match="has ages and sexes of patients"):
+        write_site(board, tmp_path / "site", labels=digests)
+    write_site(board, tmp_path / "site")
+    assert not (tmp_path / "site" / "official.parquet").exists()
+    page = (tmp_path / "site" / f"entry-{entry_id(board.entries[0])}.html").read_text("utf-8")
+    assert 'id="subgroups"' in page
+    assert [*verify(tmp_path / "site", read_official(digests))] == []
 
 
 def test_a_site_needs_no_server_and_loads_nothing(tmp_path, official):
@@ -431,6 +567,18 @@ def test_a_site_needs_no_server_and_loads_nothing(tmp_path, official):
     assert set(table["dataset"]) == {"ptb-xl", "georgia"}
     with pytest.raises(AssertionError, match="does not publish its official labels"):
         run("board", "verify", tmp_path / "site")
+
+
+def test_a_table_counts_the_seeds_that_were_scored_on_its_dataset(tmp_path, official):
+    def leave_out(content):
+        content["runs"][1]["predictions"].pop()
+
+    folder = make_bundle(tmp_path / "bundle", seeds=2)
+    part_path(forge(folder, leave_out), 3).unlink()
+    site = tmp_path / "site"
+    run(*command(official, site), folder)
+    table = pd.read_csv(site / "board.csv").set_index("dataset")["seeds"].astype(str)
+    assert dict(table) == {"georgia": "0 1", "ptb-xl": "0"}
 
 
 def test_the_command_of_an_entry_runs_it_again_and_is_quoted(tmp_path, official):
@@ -460,11 +608,13 @@ def test_a_folder_that_is_no_site_is_left_alone(tmp_path, official):
 def test_digests_are_of_the_official_labels(tmp_path, official):
     table = pq.read_table(official)
     assert table.schema.field("record").type == pa.binary(16)
+    assert table["sex"].null_count == len(table)  # only with --subgroups
     dataset = read_official(official).datasets["georgia"]
     assert dataset.patients == 120
     assert dataset.targets.shape == (240, 7)
     changed = tmp_path / "changed.parquet"
-    pq.write_table(pa.concat_tables([table, table.slice(0, 1)]), changed)
+    doubled = pa.concat_tables([table, table.slice(0, 1)])
+    pq.write_table(doubled, changed, compression="none")
     with pytest.raises(BenchmdError, match="records of 'ptb-xl' are doubled"):
         read_official(changed)
     pq.write_table(table.replace_schema_metadata(None), changed)
@@ -495,27 +645,45 @@ def robust(run, dataset, scores_of_fault):
 
 
 def test_robustness_is_scored_with_the_official_labels(tmp_path, official):
-    bundle = make_bundle(tmp_path / "unused", skill=2.0)
+    make_bundle(tmp_path / "unused", skill=2.0)
     (run_of,) = read_stores([tmp_path / "unused-store"]).found
     robust(run_of, "georgia", lambda scores: np.full_like(scores, 0.5))
     arguments = ("--board", "test-board", "--submitter", "A lab", "--yes")
     run("pack", tmp_path / "unused-store", "--out", tmp_path / "bundle", *arguments)
-    assert len(read_bundle(tmp_path / "bundle").about.parts) == 3
+    assert len(read_bundle(tmp_path / "bundle").about.parts) == 4
     board = build([tmp_path / "bundle"], official)
     assert not board.refused, board.refused
     result = board.entries[0].results["georgia"]
-    rows = {(r["group"], r["metric"]): r["value"] for r in result.rows}
-    assert rows["clean", "auroc"] == pytest.approx(result.value)
-    assert rows["noise", "auroc"] == pytest.approx(0.5)  # as all its scores are tied
+    rows = {row["condition"]: row["auroc"] for row in result.others}
+    assert rows["clean"] == pytest.approx(result.value)
+    assert rows["noise 1"] == pytest.approx(0.5)  # as all its scores are tied
+    # those of the evaluation's own code
+    path = predictions_path(run_of.folder, "georgia", "robustness")
+    of = evaluations()["robustness"]
+    own = of.scores(read_predictions(path, of.form), RESAMPLES).query("metric == 'auroc'")
+    expected = {(row["group"], row["class"]): row["value"] for _, row in own.iterrows()}
+    assert expected["clean", "mean"] == pytest.approx(rows["clean"])
+    assert expected["noise", "severity 1"] == pytest.approx(rows["noise 1"])
     run(*command(official, tmp_path / "site"), tmp_path / "bundle")
     page = tmp_path / "site" / f"entry-{entry_id(board.entries[0])}.html"
-    assert 'id="of-robustness"' in page.read_text("utf-8")
+    assert 'id="conditions"' in page.read_text("utf-8")
     # a condition of other records is refused
-    number = [p.evaluation for _, p in read_bundle(tmp_path / "bundle").about.parts].index(
-        "robustness"
-    )
-    bad = forge_part(tmp_path / "bundle", lambda table: table.slice(0, 470), number)
-    assert "robustness of georgia" in build([bad, bundle], official).refused[0].reason
+    conditions = [p.condition for _, p in read_bundle(tmp_path / "bundle").about.parts]
+    bad = forge_part(tmp_path / "bundle", lambda rows: rows[:-10], conditions.index("noise 1"))
+    assert "robustness of georgia: 10 records missing" in build([bad], official).refused[0].reason
+
+
+def test_the_measurement_builds_a_board_of_all_of_its_bundles(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("BENCHMD_CACHE", "")
+    arguments = ("--bundles", "3", "--runs", "4", "--entries", "2", "--records", "60")
+    boards.main(["--folder", str(tmp_path), *arguments])
+    result = json.loads(capsys.readouterr().out)
+    assert result["bytes_of_a_bundle"] > 4 * 60 * 72
+    assert {"seconds", "cpu_seconds", "peak_mib"} <= result["again"].keys()
+    data = json.loads((tmp_path / "site" / "board.json").read_text("utf-8"))
+    assert len(data["entries"]) == 6
+    assert data["refused"] == []
+    assert {entry["scores"][0]["division"] for entry in data["entries"]} == {"fixed protocol"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,71 @@
+"""The command that runs an entry again, and its settings as text."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+from benchmd_ray.board.bundle import PackedRun
+from benchmd_ray.board.recompute import Entry
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.modalities import modality
+from benchmd_ray.settings.definition import Settings, as_dict, default_settings, updated
+from benchmd_ray.settings.in_use import in_use
+from benchmd_ray.ssl import protocol_encoder
+
+AXES = ("transfer.mode", "transfer.labels", "tuned")
+"""Settings that the command names otherwise, or not at all."""
+
+
+def settings_of(run: PackedRun) -> dict[str, object]:
+    """Settings in use by full name."""
+    stated = as_dict(updated(Settings(), run.settings))
+    return in_use(flat({name: stated[name] for name in run.settings}), run.technique)
+
+
+def flat(value: object, place: str = "", *, lists: bool = False) -> dict[str, object]:
+    """Nested values by the names on the way to them, with ``lists`` also by numbers."""
+    if isinstance(value, Mapping):
+        items = [*value.items()]
+    elif lists and isinstance(value, list):
+        items = [*enumerate(value)]
+    else:
+        return {place: value}
+    below = (
+        flat(each, f"{place}.{name}" if place else f"{name}", lists=lists) for name, each in items
+    )
+    return {name: leaf for leaves in below for name, leaf in leaves.items()}
+
+
+@lru_cache(maxsize=64)
+def _usual(name: str, technique: str) -> dict[str, object]:
+    """The defaults of a modality; none of one that is not known here."""
+    with suppress(BenchmdError):
+        return flat(as_dict(default_settings(modality(name), protocol_encoder(technique))))
+    return {}
+
+
+def command(entry: Entry) -> str:
+    """The command line; what a bundle says is quoted for a shell."""
+    run = entry.first
+    usual = _usual(run.modality, run.technique)
+    options: list[tuple[str, Any]] = [
+        *(
+            ("catalog", f"catalogs/{n}")
+            for n in dict.fromkeys((run.source, *sorted(entry.results)))
+        ),
+        ("technique", run.technique),
+        ("setting", run.setting),
+        *(("seed", each.seed) for each in entry.runs),
+        *(
+            ("set", f"{name}={json.dumps(value)}")
+            for name, value in settings_of(run).items()
+            if usual and name not in AXES and usual.get(name) != value
+        ),
+    ]
+    lines = ("benchmd run", *(f"    --{name} {shlex.quote(str(value))}" for name, value in options))
+    return " \\\n".join(lines)
