@@ -125,6 +125,7 @@ def test_a_plan_opens_its_catalog_as_often_for_many_runs_as_for_few(
     counts = []
     for seeds in (1, 50):
         opened.clear()
+        catalogs._parsed.cache_clear()
         choice = scale.chosen(tmp_path / "catalog", seeds)
         assert len(make_plan(choice, tflops=1.0).items) == seeds
         counts.append(len(opened))
