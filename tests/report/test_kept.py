@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 from stores import ECG_DATA, make_transfer, predict_all
 
 from benchmd_ray.errors import BenchmdError
@@ -129,16 +129,20 @@ def test_the_threads_are_shared_by_the_predictions_at_hand(tmp_path, monkeypatch
     assert seen == [threads, threads]
 
 
-@pytest.mark.parametrize("damage", [b"", b"PAR1 cut off", b"\x93NUMPY"])
+@pytest.mark.parametrize("damage", [b"", b"ARROW1 cut off", b"\x93NUMPY"])
 def test_a_damaged_file_is_computed_again(cache, damage):
     compute = Counted()
     kept(INPUTS, {}, compute, fits)
-    (path,) = cache.glob("*.parquet")
+    (path,) = cache.glob("*.arrow")
     path.write_bytes(damage)
     assert kept(INPUTS, {}, compute, fits)["a"][0].as_py() == 1.5
     assert compute.times == 2
     kept(INPUTS, {}, compute, fits)
     assert compute.times == 2
+    path.write_bytes(damage)
+    write_hash(path)
+    kept(INPUTS, {}, compute, fits)
+    assert compute.times == 3
 
 
 def test_measured_from_the_cache_equals_measured_anew(tmp_path, cache):
@@ -146,7 +150,7 @@ def test_measured_from_the_cache_equals_measured_anew(tmp_path, cache):
     predict_all(run, {"ptb-xl": ECG_DATA["ptb-xl"]})
     names = ("auroc", "auprc", "calibration_error")
     fresh = measured(read_scored(run).scored, names, 50)
-    assert len(list(cache.glob("*.parquet"))) == len(fresh) == 2
+    assert len(list(cache.glob("*.arrow"))) == len(fresh) == 2
     again = measured(read_scored(run).scored, names, 50)
     for one, other in zip(fresh, again, strict=True):
         for name in names:
@@ -235,9 +239,9 @@ def test_predictions_that_change_during_a_report_are_refused(tmp_path, indexing)
 def test_a_result_of_another_form_is_computed_again(cache):
     compute = Counted()
     kept(INPUTS, {}, compute, fits)
-    (path,) = cache.glob("*.parquet")
+    (path,) = cache.glob("*.arrow")
     for other in ({"other": [0.0, 0.0]}, {"a": [0.0] * 3, "b c": [[]] * 3}):
-        pq.write_table(pa.table(other), path)
+        feather.write_feather(pa.table(other), str(path))
         write_hash(path)
         assert kept(INPUTS, {}, compute, fits)["a"][0].as_py() == 1.5
     assert compute.times == 3
@@ -248,8 +252,8 @@ def test_scores_of_another_shape_are_computed_again(tmp_path, cache, change):
     run = make_transfer(tmp_path / "runs")
     predict_all(run, {"ptb-xl": {"validation": 80}})
     (fresh,) = measured(read_scored(run).scored, ("auroc", "f1"), 20)
-    (path,) = cache.glob("*.parquet")
-    rows = pq.read_table(path).to_pylist()
+    (path,) = cache.glob("*.arrow")
+    rows = feather.read_table(path).to_pylist()
     if change == "rows":
         rows.pop()
     elif change == "order":
@@ -257,7 +261,7 @@ def test_scores_of_another_shape_are_computed_again(tmp_path, cache, change):
     else:
         shorter = {"value": None, "draws": rows[3]["draws"][:-1], "null": [None] * 20}[change]
         rows[3]["value" if change == "value" else "draws"] = shorter
-    pq.write_table(pa.Table.from_pylist(rows, scored.KEPT), path)
+    feather.write_feather(pa.Table.from_pylist(rows, scored.KEPT), str(path))
     write_hash(path)
     (again,) = measured(read_scored(run).scored, ("auroc", "f1"), 20)
     for name in ("auroc", "f1"):
@@ -267,9 +271,9 @@ def test_scores_of_another_shape_are_computed_again(tmp_path, cache, change):
 
 def test_a_result_that_was_exchanged_with_another_is_computed_again(cache):
     kept(INPUTS, {"n": 1}, Counted(), fits)
-    (first,) = cache.glob("*.parquet")
+    (first,) = cache.glob("*.arrow")
     kept(INPUTS, {"n": 2}, lambda: pa.table({"a": [0.0] * 2, "b c": [[]] * 2}), fits)
-    (second,) = set(cache.glob("*.parquet")) - {first}
+    (second,) = set(cache.glob("*.arrow")) - {first}
     for suffix in ("", ".sha256"):
         first.with_name(f"{second.name}{suffix}").replace(first.with_name(f"{first.name}{suffix}"))
     assert kept(INPUTS, {"n": 1}, Counted(), fits)["a"][0].as_py() == 1.5
