@@ -88,9 +88,13 @@ def kept(
 
 
 def _name(inputs: Mapping[str, npt.NDArray[np.generic]], how: Mapping[str, object]) -> str:
+    return _hash(inputs, [_code(), __version__, np.__version__, how])
+
+
+def _hash(inputs: Mapping[str, npt.NDArray[np.generic]], how: Sequence[object] = ()) -> str:
+    """Hash of arrays with their types and shapes, and of something JSON-serialisable."""
     about = {name: [array.dtype.str, array.shape] for name, array in inputs.items()}
-    text = json.dumps([_code(), __version__, np.__version__, about, how], sort_keys=True)
-    whole = hashlib.sha256(text.encode())
+    whole = hashlib.sha256(json.dumps([*how, about], sort_keys=True).encode())
     for name in sorted(inputs):
         whole.update(np.ascontiguousarray(inputs[name]).data)
     return whole.hexdigest()
@@ -130,7 +134,7 @@ class Facts(NamedTuple):
     """What a report needs of units so often that the index has it."""
 
     content: str
-    """Hash of targets, scores and patients."""
+    """Hash of targets, scores and patients; it must not depend on versions, as the index has it."""
     rows: str
     """Hash of catalog, units, patients and targets: equal if the scored records are."""
     size: int
@@ -254,7 +258,7 @@ def _facts(result: Scored) -> Facts:
     names = [about[name].tolist() for name in ("unit_id", "group_id")]
     rows = json.dumps([result.about["catalog"], *names]).encode()
     return Facts(
-        content=_name(arrays, {}),
+        content=_hash(arrays),
         rows=hashlib.sha256(rows + np.ascontiguousarray(targets).tobytes()).hexdigest(),
         size=len(targets),
         positives=tuple((targets == 1).sum(axis=0).tolist()),

@@ -196,6 +196,19 @@ def test_unchanged_predictions_are_read_only_for_their_units(tmp_path, indexing)
     assert len(indexing) == 1 + len(again)  # each split once
 
 
+def test_another_version_of_numpy_computes_again_from_what_the_index_has(
+    tmp_path, indexing, cache, monkeypatch
+):
+    run = make_transfer(tmp_path / "runs")
+    predict_all(run, {"ptb-xl": {"validation": 80}})
+    (fresh,), _ = results(run)
+    monkeypatch.setattr(np, "__version__", "0.0")
+    (again,), skipped = results(run)
+    assert not skipped
+    assert len([*cache.glob("*.parquet")]) == 2
+    np.testing.assert_array_equal(again.whole["auroc"], fresh.whole["auroc"])
+
+
 def test_patients_of_the_same_records_are_read_once(tmp_path, indexing):
     runs = [make_transfer(tmp_path / "runs", seed=seed) for seed in range(3)]
     for run in runs:
