@@ -400,7 +400,6 @@ class Bucket:
 
         def fetch(start: int) -> None:
             options = {"range": (start, start + STRETCH), "if_match": meta["e_tag"]}
-            vanished = f"{self.address}/{key} vanished while it was read: try again."
             with TRANSFERS, partial.open("r+b") as file:
                 with _explained("read from", self.address):
                     result = self._get(key, options)
