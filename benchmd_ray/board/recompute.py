@@ -124,7 +124,7 @@ def entries(
 
     about = {"bundle": bundle.id, "official": official.sha256, "resamples": resamples}
     how = about | {"code": _code(), "packages": package_versions()}
-    table = compute() if fresh else kept({}, how, compute, lambda t: t.schema.equals(KEPT))
+    table = compute() if fresh else kept(how, compute, lambda t: t.schema.equals(KEPT))
     results: list[dict[str, Result]] = [{} for _ in members]
     for at in range(len(table)):
         row = {name: table[name][at] for name in KEPT.names}

@@ -168,12 +168,13 @@ class Publication:
             return "", {}
         newest, parts = paths[-1].parent, dict[str, BinaryIO]()
         with contextlib.suppress(FileNotFoundError):
+            inode = newest.stat().st_ino
             for path in newest.rglob("*"):
                 if path.is_file():
                     parts[path.relative_to(newest).as_posix()] = opened.enter_context(
                         path.open("rb")
                     )
-            if newest.is_dir():  # under its name, so none of it was gone
+            if newest.stat().st_ino == inode:  # neither removed nor replaced meanwhile
                 return newest.name, parts
         return "", {}  # the next round finds a newer one
 

@@ -6,8 +6,8 @@ whenever a process is killed:
 
 1. Only one session works on a run. It holds the run's lease (`storage.lease`), taken and renewed
    only by conditional puts, and the mirror's local lock. A put or deletion is begun only while the
-   lease is certainly held; a session that lost it publishes nothing more. What a put that hung for
-   longer than the lease has left is put again before the run is finished.
+   lease is certainly held; a session that lost it publishes nothing more. A file that is replaced
+   nevertheless, by a put that outlived its lease, is put again before the run is finished.
 2. Nothing half-written counts. Objects are put atomically. A checkpoint is in a folder that only
    one session writes, with ``checkpoint.json`` last; the older checkpoint is deleted afterwards.
    ``done.json`` is put last of all, and only if there is none; its hash reveals foreign weights.

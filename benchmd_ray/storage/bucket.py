@@ -50,6 +50,8 @@ are pulled at a time, and a slow line must carry each request within `READ_SECON
 VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "AZURITE_")
 DENIED = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
 """Codes of refused credentials, in addition to HTTP status 401 and 403."""
+REPLACED = 412
+"""Status where an object is no longer the version that was asked for."""
 NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 SIGNING_IN = re.compile(
     r"token request|/latest/api/token|/latest/meta-data|169\.254\.|Account must be specified"
@@ -67,12 +69,6 @@ NOT_EXPIRED = (
     "(on a cluster: on every node). They must not have expired and must allow listing, reading "
     "and writing."
 )
-
-
-class Replaced(BucketError):
-    """An object was replaced while it was read."""
-
-    away = True
 
 
 class Unlistable(BucketError):
@@ -167,15 +163,13 @@ def _store(service: str, name: str, environment: tuple[str, ...]) -> Store:
 @contextmanager
 def _explained(what: str, address: str) -> Iterator[None]:
     """Turn the client's errors into `BucketError`; within it only the client is called."""
-    from obstore.exceptions import BaseError, PreconditionError
+    from obstore.exceptions import BaseError
 
     try:
         yield
     except (BaseError, FileNotFoundError, ValueError) as error:
         problem = Problem(str(error))
         message = f"cannot {what} {address}: {problem.message}. {_advice(problem, address)}"
-        if isinstance(error, PreconditionError):
-            raise Replaced(message) from None
         explained = (Unlistable if problem.is_of_a_key else BucketError)(message)
         explained.away = problem.away
         raise explained from None  # the client's text may have keys
@@ -220,8 +214,8 @@ class Problem:
     @property
     def away(self) -> bool:
         """Whether the server gave no answer of use, and may give one later."""
-        later = self.status >= 500 or self.status in (408, 429) or self.code == "RequestTimeout"
-        return later or "HTTP error" in self.message
+        later = self.status >= 500 or self.status in (408, REPLACED, 429)
+        return later or self.code == "RequestTimeout" or "HTTP error" in self.message
 
 
 def _advice(problem: Problem, address: str) -> str:
@@ -232,11 +226,13 @@ def _advice(problem: Problem, address: str) -> str:
             f"{ENDPOINTS[service][0]}, or make the bucket first."
         )
     if problem.signs_in:
-        return f"There are no credentials that it takes. Set {CREDENTIALS[service]} {NOT_EXPIRED}"
+        return f"There are no usable credentials. Set {CREDENTIALS[service]} {NOT_EXPIRED}"
     if problem.status in (401, 403) or problem.code in DENIED:
         return f"The server refuses these credentials: check {CREDENTIALS[service]} {NOT_EXPIRED}"
     if problem.is_of_a_key:
         return "Remove or rename that object: it has an empty part, '..' or a control character."
+    if problem.status == REPLACED:
+        return "An object was replaced meanwhile: run the same command again, which lists it again."
     region = ", AWS_REGION" if service == "s3" else ""
     return (
         f"Check the address, the network, the environment ({ENDPOINTS[service][0]}{region}, …) and "
@@ -408,7 +404,9 @@ class Bucket:
                 with _explained("read from", self.address):
                     result = self._get(key, options)
                 if result is None:
-                    raise BucketError(f"{self.address}/{key} vanished while it was read.")
+                    raise BucketError(
+                        f"{self.address}/{key} vanished while it was read: try again."
+                    )
                 file.seek(start)
                 file.writelines(self._chunks(result))
 

@@ -7,6 +7,7 @@ from the older one.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -133,7 +134,16 @@ def _replace_oldest(partial: Path, final: Path) -> None:
     for other in final.parent.iterdir():
         if other not in kept:
             # A half-removed checkpoint must not look complete.
-            remove(_aside(other) if other.name.startswith("step_") else other)
+            _remove_unless_open(_aside(other) if other.name.startswith("step_") else other)
+
+
+def _remove_unless_open(path: Path) -> None:
+    """Remove a file or a folder; on NFS a folder stays while its files are open to be published."""
+    try:
+        remove(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EBUSY):
+            raise
 
 
 def _aside(checkpoint: Path) -> Path:

@@ -42,41 +42,35 @@ def fits(held):
     return len(held) == 2 and held.column_names == ["a", "b c"]
 
 
-INPUTS = {"x": np.arange(6).reshape(2, 3), "y": np.array([0.5])}
-
-
 def test_what_was_computed_before_is_not_computed_again():
     compute = Counted()
-    first = kept(INPUTS, {"n": 1}, compute, fits)
-    second = kept({name: array.copy() for name, array in INPUTS.items()}, {"n": 1}, compute, fits)
+    first = kept({"n": 1}, compute, fits)
+    second = kept({"n": 1}, compute, fits)
     assert compute.times == 1
     assert first.column_names == second.column_names == ["a", "b c"]
     assert str(second.to_pydict()) == str(first.to_pydict())  # of which one number is NaN
 
 
-@pytest.mark.parametrize(
-    ("inputs", "how"),
-    [
-        ({**INPUTS, "y": np.array([0.25])}, {"n": 1}),
-        ({**INPUTS, "x": np.arange(6).reshape(3, 2)}, {"n": 1}),
-        ({**INPUTS, "x": INPUTS["x"].astype(np.int8)}, {"n": 1}),
-        ({"y": INPUTS["x"], "x": INPUTS["y"]}, {"n": 1}),
-        (INPUTS, {"n": 2}),
-    ],
-)
-def test_anything_that_differs_is_computed(inputs, how):
+def test_anything_that_differs_is_computed():
     compute = Counted()
-    kept(INPUTS, {"n": 1}, compute, fits)
-    kept(inputs, how, compute, fits)
+    kept({"n": 1}, compute, fits)
+    kept({"n": 2}, compute, fits)
     assert compute.times == 2
+
+
+def test_arrays_that_differ_have_different_hashes():
+    x, y = np.arange(6).reshape(2, 3), np.array([0.5])
+    assert module._hash(x, y) == module._hash(x.copy(), y.copy())
+    others = [(x, y / 2), (x.reshape(3, 2), y), (x.astype(np.int8), y), (y, x), (x,)]
+    assert len({module._hash(x, y), *(module._hash(*other) for other in others)}) == 6
 
 
 @pytest.mark.parametrize(("name", "other"), [("__version__", "another"), ("_code", lambda: "x")])
 def test_another_version_or_other_code_computes_anew(monkeypatch, name, other):
     compute = Counted()
-    kept(INPUTS, {}, compute, fits)
+    kept({}, compute, fits)
     monkeypatch.setattr(module, name, other)
-    kept(INPUTS, {}, compute, fits)
+    kept({}, compute, fits)
     assert compute.times == 2
 
 
@@ -101,7 +95,7 @@ def test_a_cache_that_cannot_be_written_costs_no_report(tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "file"))
     compute = Counted()
     for times in (1, 2):
-        assert kept(INPUTS, {}, compute, fits)["a"][0].as_py() == 1.5
+        assert kept({}, compute, fits)["a"][0].as_py() == 1.5
         assert compute.times == times
 
 
@@ -110,7 +104,7 @@ def test_a_full_disk_costs_no_report(monkeypatch):
         raise BenchmdError("no space left")
 
     monkeypatch.setattr(module, "_keep", full)
-    assert kept(INPUTS, {}, Counted(), fits)["a"][0].as_py() == 1.5
+    assert kept({}, Counted(), fits)["a"][0].as_py() == 1.5
 
 
 @pytest.mark.parametrize(("cpus", "threads"), [(1, 1), (2, 1), (8, 4), (64, 4)])
@@ -132,16 +126,16 @@ def test_the_threads_are_shared_by_the_predictions_at_hand(tmp_path, monkeypatch
 @pytest.mark.parametrize("damage", [b"", b"ARROW1 cut off", b"\x93NUMPY"])
 def test_a_damaged_file_is_computed_again(cache, damage):
     compute = Counted()
-    kept(INPUTS, {}, compute, fits)
+    kept({}, compute, fits)
     (path,) = cache.glob("*.arrow")
     path.write_bytes(damage)
-    assert kept(INPUTS, {}, compute, fits)["a"][0].as_py() == 1.5
+    assert kept({}, compute, fits)["a"][0].as_py() == 1.5
     assert compute.times == 2
-    kept(INPUTS, {}, compute, fits)
+    kept({}, compute, fits)
     assert compute.times == 2
     path.write_bytes(damage)
     write_hash(path)
-    kept(INPUTS, {}, compute, fits)
+    kept({}, compute, fits)
     assert compute.times == 3
 
 
@@ -200,6 +194,19 @@ def test_unchanged_predictions_are_read_only_for_their_units(tmp_path, indexing)
     assert len(indexing) == 1 + len(again)  # each split once
 
 
+def test_another_version_of_numpy_computes_again_from_what_the_index_has(
+    tmp_path, indexing, cache, monkeypatch
+):
+    run = make_transfer(tmp_path / "runs")
+    predict_all(run, {"ptb-xl": {"validation": 80}})
+    (fresh,), _ = results(run)
+    monkeypatch.setattr(np, "__version__", "0.0")
+    (again,), skipped = results(run)
+    assert not skipped
+    assert len([*cache.glob("*.arrow")]) == 2
+    np.testing.assert_array_equal(again.whole["auroc"], fresh.whole["auroc"])
+
+
 def test_patients_of_the_same_records_are_read_once(tmp_path, indexing):
     runs = [make_transfer(tmp_path / "runs", seed=seed) for seed in range(3)]
     for run in runs:
@@ -238,12 +245,12 @@ def test_predictions_that_change_during_a_report_are_refused(tmp_path, indexing)
 
 def test_a_result_of_another_form_is_computed_again(cache):
     compute = Counted()
-    kept(INPUTS, {}, compute, fits)
+    kept({}, compute, fits)
     (path,) = cache.glob("*.arrow")
     for other in ({"other": [0.0, 0.0]}, {"a": [0.0] * 3, "b c": [[]] * 3}):
         feather.write_feather(pa.table(other), str(path))
         write_hash(path)
-        assert kept(INPUTS, {}, compute, fits)["a"][0].as_py() == 1.5
+        assert kept({}, compute, fits)["a"][0].as_py() == 1.5
     assert compute.times == 3
 
 
@@ -270,10 +277,10 @@ def test_scores_of_another_shape_are_computed_again(tmp_path, cache, change):
 
 
 def test_a_result_that_was_exchanged_with_another_is_computed_again(cache):
-    kept(INPUTS, {"n": 1}, Counted(), fits)
+    kept({"n": 1}, Counted(), fits)
     (first,) = cache.glob("*.arrow")
-    kept(INPUTS, {"n": 2}, lambda: pa.table({"a": [0.0] * 2, "b c": [[]] * 2}), fits)
+    kept({"n": 2}, lambda: pa.table({"a": [0.0] * 2, "b c": [[]] * 2}), fits)
     (second,) = set(cache.glob("*.arrow")) - {first}
     for suffix in ("", ".sha256"):
         first.with_name(f"{second.name}{suffix}").replace(first.with_name(f"{first.name}{suffix}"))
-    assert kept(INPUTS, {"n": 1}, Counted(), fits)["a"][0].as_py() == 1.5
+    assert kept({"n": 1}, Counted(), fits)["a"][0].as_py() == 1.5

@@ -686,6 +686,29 @@ def test_a_checkpoint_is_published_though_training_replaces_it_meanwhile(s3, mac
     kill(work, monkeypatch)
 
 
+def test_files_of_two_checkpoints_of_one_step_are_never_published_as_one(s3, machine, monkeypatch):
+    run = open_run(machine("a"), "r", ABOUT)
+    work = begin(run)
+    publication = publishing(run, work)
+    folder, usual = checkpoint(run, 2, b"two"), Path.open
+
+    def replacing(path, *args, **kwargs):
+        if path.name == "state.pt":
+            patch.undo()
+            folder.rename(folder.with_name(".partial-old"))
+            checkpoint(run, 2, b"again")
+        return usual(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", replacing)
+        publication.push()
+    assert newest_checkpoint(published(s3)) is None
+    publication.push()
+    name = newest_checkpoint(published(s3))
+    assert s3.read(f"{run.folder.name}/checkpoints/{name}/parts/state.pt").data == b"again"
+    kill(work, monkeypatch)
+
+
 def test_an_object_that_fits_into_no_memory_is_refused(s3, monkeypatch):
     s3.write("large", bytes(101))
     s3.write("fitting", bytes(100))

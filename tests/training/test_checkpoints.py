@@ -1,5 +1,6 @@
 """Checkpoints while one takes the place of another."""
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,6 +71,24 @@ def test_at_every_moment_of_a_save_a_whole_checkpoint_is_there(tmp_path, monkeyp
     assert (latest_checkpoint(tmp_path) / STATE).read_text() == "again"
     save_checkpoint(tmp_path, 5, Engine("five"), {"at": 5})
     assert kept(tmp_path) == ["step_000000003", "step_000000005"]
+
+
+def test_one_whose_files_are_open_on_nfs_is_removed_with_the_next(tmp_path, monkeypatch):
+    """There the files of a removed folder stay in it under other names until they are closed."""
+
+    def remove(path):
+        if path.is_dir():
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, Engine(""), {"at": step})
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "remove", remove)
+        save_checkpoint(tmp_path, 3, Engine("three"), {"at": 3})
+    assert len(kept(tmp_path)) == 3
+    assert (latest_checkpoint(tmp_path) / STATE).read_text() == "three"
+    save_checkpoint(tmp_path, 4, Engine(""), {"at": 4})
+    assert kept(tmp_path) == ["step_000000003", "step_000000004"]
 
 
 def test_one_that_was_moved_aside_is_taken_where_no_other_has_its_step(tmp_path):
