@@ -109,7 +109,7 @@ def board_of(
             accepted = entries(bundle, official, resamples, fresh=fresh)
             for entry in accepted:  # what pages need of its statements
                 command(entry)
-                [division(entry, dataset) for dataset in entry.results]
+                [division(entry, official.datasets[name].about) for name in entry.results]
             return accepted
         except Refused as error:
             return _refused(folder, str(error))

@@ -26,8 +26,8 @@ from pydantic import Field
 from benchmd_ray.board.keys import HASH_BYTES, KEY, Signature, is_signed
 from benchmd_ray.board.submitters import compared, is_shown_as_written
 from benchmd_ray.errors import NAME, BenchmdError, count_of, shown
-from benchmd_ray.files.atomic import digest
-from benchmd_ray.files.integrity import MAX_JSON_BYTES, Damaged, parsed_json
+from benchmd_ray.files.atomic import digest, json_bytes
+from benchmd_ray.files.integrity import Damaged, parsed_json
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.schema.typed import Count, Name, typed
 from benchmd_ray.settings.definition import Settings, updated
@@ -36,6 +36,8 @@ ABOUT, SIGNATURE, FOLDER = "bundle.json", "signature.json", "predictions"
 MOST_FILES = 5_000
 MOST_BYTES = 2**30
 """Of all files of a bundle together."""
+MOST_JSON_BYTES = 2**22
+"""Twice what `MOST_FILES` and `MOST_RUNS` take; a text may need 150 times its size in memory."""
 MOST_RUNS = 100
 CONDITION = "^([a-z0-9][a-z0-9-]{0,40}( [0-9]{1,3})?)?$"
 """A fault and its severity, such as ``noise 3``; empty for the records as they are."""
@@ -206,9 +208,11 @@ def read_bundle(folder: Path) -> Bundle:
         raise Refused(f"it {which} {count_of(len(others), 'file')} other than it names")
     signer = ""
     if SIGNATURE in sizes:
-        stated, _ = _read(Signature, folder, SIGNATURE)
+        stated, written = _read(Signature, folder, SIGNATURE)
         if not is_signed(content, stated):
             raise Refused("its signature is not one of its content by the key that it names")
+        if written != json_bytes(vars(stated)):
+            raise Refused(f"{SIGNATURE} has another form than `benchmd pack` writes")
         signer = stated.public_key
         content += f"{signer}{stated.signature}".encode()
     for number, (_, part) in enumerate(about.parts):
@@ -248,9 +252,9 @@ def _entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 def _read(kind: Any, folder: Path, name: str) -> tuple[Any, bytes]:
     """A validated JSON file, and its bytes."""
     with (folder / name).open("rb") as file:
-        content = file.read(MAX_JSON_BYTES + 1)
-    if len(content) > MAX_JSON_BYTES:
-        raise Refused(f"{name} has more than {MAX_JSON_BYTES:,} bytes")
+        content = file.read(MOST_JSON_BYTES + 1)
+    if len(content) > MOST_JSON_BYTES:
+        raise Refused(f"{name} has more than {MOST_JSON_BYTES:,} bytes")
     try:
         return typed(kind, parsed_json(content, name, ""), name), content
     except Damaged as error:
@@ -267,8 +271,8 @@ def _checked(about: Description) -> Description:
             "without folders, doubled or outer spaces, and with something visible"
         )
     keys = [(run.run, p.dataset, p.evaluation, p.condition) for run, p in about.parts]
-    if len(set(keys)) < len(keys):
-        raise Refused("it has the predictions of a run for a dataset twice")
+    if len(set(keys)) < len(keys) or len({run.run for run in about.runs}) < len(about.runs):
+        raise Refused("it has a run, or the predictions of a run for a dataset twice")
     main = {(run.run, part.dataset) for run, part in about.parts if part.is_main}
     if others := {key[:2] for key in keys} - main:
         name, dataset = map(shown, min(others))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -163,7 +162,7 @@ def pack(
 
 
 def write_signature(folder: Path, signature: Signature) -> None:
-    (folder / SIGNATURE).write_text(json.dumps(vars(signature), indent=1) + "\n", "utf-8")
+    (folder / SIGNATURE).write_bytes(json_bytes(vars(signature)))
 
 
 def _unfit(run: Run) -> str:

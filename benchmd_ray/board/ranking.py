@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.board.bundle import PackedRun
-from benchmd_ray.board.official import Official
+from benchmd_ray.board.official import AboutDataset, Official
 from benchmd_ray.board.recompute import Entry
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.registry import settings_among, starts
@@ -55,7 +55,8 @@ def contests(current: Sequence[Entry], official: Official) -> dict[Contest, list
     for entry in current:
         labels = mode_and_labels(entry.first.setting)[1]
         for name in entry.results:
-            groups.setdefault((name, labels, division(entry, name)), []).append(entry)
+            of = division(entry, official.datasets[name].about)
+            groups.setdefault((name, labels, of), []).append(entry)
     names = (*official.datasets,)
     order = sorted(
         groups,
@@ -64,16 +65,17 @@ def contests(current: Sequence[Entry], official: Official) -> dict[Contest, list
     return {of: _placed(groups[of], of, official.datasets[of[0]].basis) for of in order}
 
 
-def division(entry: Entry, dataset: str) -> str:
+def division(entry: Entry, dataset: AboutDataset) -> str:
     """What an entry is ranked among, as far as its statements are consistent."""
     run = entry.first
-    if any(is_marked(part.contamination) for part in entry.parts(dataset)):
+    if any(is_marked(part.contamination) for part in entry.parts(dataset.name)):
         return CONTAMINATED
     if run.technique.startswith(BROUGHT):
         return PUBLISHED
     if run.protocol == TUNED or any(each.settings["tuned"] for each in entry.runs):
         return TUNED
-    return f"{run.protocol} protocol" if all(map(_follows, entry.runs)) else CUSTOM
+    follows = run.modality == dataset.modality and all(map(_follows, entry.runs))
+    return f"{run.protocol} protocol" if follows else CUSTOM
 
 
 def _follows(run: PackedRun) -> bool:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from benchmd_ray.board.bundle import PackedRun
+from benchmd_ray.board.bundle import PackedRun, Refused
 from benchmd_ray.board.recompute import Entry
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.modalities import modality
@@ -17,14 +17,23 @@ from benchmd_ray.settings.definition import Settings, as_dict, default_settings,
 from benchmd_ray.settings.in_use import in_use
 from benchmd_ray.ssl import protocol_encoder
 
+MOST = 1000
+"""Settings of a run; a search's space has some tens."""
 AXES = ("transfer.mode", "transfer.labels", "tuned")
 """Settings that the command names otherwise, or not at all."""
 
 
 def settings_of(run: PackedRun) -> dict[str, object]:
-    """Settings in use by full name."""
+    """Settings in use by full name.
+
+    Raises:
+        Refused: They have too many options, or such with text that a page would not show.
+    """
     stated = as_dict(updated(Settings(), run.settings))
-    return in_use(flat({name: stated[name] for name in run.settings}), run.technique)
+    values = flat({name: stated[name] for name in run.settings})
+    if len(values) > MOST or not all(f"{n}{v}".isprintable() for n, v in values.items()):
+        raise Refused(f"settings: expected at most {MOST:,}, of printable text")
+    return in_use(values, run.technique)
 
 
 def flat(value: object, place: str = "", *, lists: bool = False) -> dict[str, object]:

@@ -25,7 +25,7 @@ from benchmd_ray.board.pages import pages
 from benchmd_ray.board.rerun import flat
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.extensions.parts import package_versions
-from benchmd_ray.files.atomic import remove, replacing, write_json
+from benchmd_ray.files.atomic import remove, replacing, sha256, write_json
 from benchmd_ray.files.integrity import read_json
 from benchmd_ray.report.formats import csv_text
 from benchmd_ray.report.table import text_of
@@ -56,7 +56,8 @@ def write_site(board: Board, out: Path, *, labels: Path | None = None) -> Row:
     Args:
         board: With entries.
         out: Folder: a site, empty, or missing.
-        labels: File of official digests to publish, so that anybody can verify the site.
+        labels: File of official digests to publish, so that anybody can verify the site; without
+            it those of an earlier build are removed.
 
     Returns:
         Content of ``board.json``.
@@ -82,7 +83,9 @@ def write_site(board: Board, out: Path, *, labels: Path | None = None) -> Row:
     for folder in (out / BUNDLES).iterdir():
         if BUNDLE.fullmatch(folder.name) and folder.name not in names:
             remove(folder)
-    if labels is not None:
+    if labels is None:
+        remove(out / LABELS)
+    else:
         with replacing(out / LABELS) as partial:
             shutil.copyfile(labels, partial)
     return data
@@ -162,7 +165,9 @@ def verify(
             if not _same(site / name, again / name):
                 how = "not what its bundles give" if _is_plain(site / name) else "missing"
                 yield f"{name} is {how}"
-    yield from _foreign(site, names | {BUNDLES, LABELS})
+    if _is_plain(site / LABELS) and sha256(site / LABELS) == official.sha256:
+        names.add(LABELS)
+    yield from _foreign(site, names | {BUNDLES})
     yield from _foreign(site / BUNDLES, {bundle.id for bundle in board.bundles})
 
 

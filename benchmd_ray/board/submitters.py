@@ -16,12 +16,15 @@ INVISIBLE = re.compile(
     "\U000e0000-\U000e0fff]"
 )
 """Unicode's default-ignorable characters (DerivedCoreProperties.txt), which are not displayed."""
+BLANK = "\u2800"
+"""Braille without a dot, which looks like a space."""
 MOST_BYTES = 2**20
 
 
 def compared(name: str) -> str:
     """What names are compared by: of two that look alike in one script it is the same."""
-    folded = normalize("NFKC", INVISIBLE.sub("", normalize("NFKC", name)).casefold())
+    seen = INVISIBLE.sub("", normalize("NFKC", name.replace(BLANK, " ")))
+    folded = normalize("NFKC", seen.casefold())
     return " ".join(folded.split())
 
 

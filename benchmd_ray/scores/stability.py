@@ -39,6 +39,7 @@ class RankInterval(NamedTuple):
 
 BLOCK = 64
 """Pairs whose differences are compared at a time, so that they stay in a processor's cache."""
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class PairedRanks:
     those not significantly below that; …"""
     margin: Floats
     """(techniques, techniques) half the width of the simultaneous 95 % interval of a difference; 0
-    where the two never differ, NaN where nothing is tested."""
+    where it is the same in all resamples, NaN where nothing is tested."""
 
 
 def paired_ranks(
@@ -179,7 +180,8 @@ def paired_ranks(
 
     The critical value is the 95 % quantile over the resamples of the largest |difference - its
     mean| / standard deviation of any pair (Romano & Wolf 2005), times that of Student's t over that
-    of the normal distribution. Pairs that never differ are not counted, so copies cost nothing.
+    of the normal distribution. Pairs whose difference is the same in all resamples are not counted:
+    copies cost nothing, and a perfect technique is above one that guesses.
 
     Args:
         values: (techniques,), higher is better.
@@ -199,14 +201,14 @@ def paired_ranks(
             rows = slice(start, start + BLOCK)
             differences = centred[rows] - centred[a]
             spread = np.sqrt(np.einsum("ij,ij->i", differences, differences) / (len(drawn) - 1))
-            spread[spread < 1e-12] = 0
+            spread[spread < ROUNDING] = 0
             margin[a, rows] = margin[rows, a] = spread
             np.abs(differences, out=differences)
             differences /= np.where(spread > 0, spread, np.inf)[:, None]
             np.maximum(largest, differences.max(axis=0), out=largest)
         half = 1 - LEVEL / 2
         margin *= np.quantile(largest, 1 - LEVEL) * t.ppf(half, degrees) / norm.ppf(half)
-    above = (point[:, None] - point > margin) & (margin > 0)
+    above = point[:, None] - point > np.maximum(margin, ROUNDING)
     tested = np.where(np.isnan(margin).all(axis=1), np.nan, 0.0)
     return PairedRanks(
         rank=ranks(point[None])[0],

@@ -178,6 +178,26 @@ def settings_of_code(content):
     content["runs"][0]["settings"]["encoder"]["network"] = {"__reduce__": "os.system"}
 
 
+def of_one_name(content):
+    """A further seed without a classification of its own: it has the name of a run with one."""
+    run = content["runs"][0]
+    under = {"evaluation": "robustness", "version": 1, "condition": "noise 1"}
+    parts = [part | under for part in run["predictions"][:1]]
+    content["runs"].append(run | {"seed": 1, "predictions": parts})
+
+
+def one_more_seed(bundle):
+    shutil.copyfile(part_path(bundle, 0), part_path(bundle, 2))
+    return forge(bundle, of_one_name)
+
+
+def with_options(options):
+    def changed(content):
+        content["runs"][0]["settings"]["encoder"] |= {"network": "resnet18-1d", "options": options}
+
+    return described(changed)
+
+
 def below_zero(content):
     content["runs"][0]["device_hours"] = -1.0
 
@@ -203,6 +223,9 @@ BUNDLES = {
     "stated scores": (described(scores_stated), "unknown key in .*'auroc'"),
     "path": (described(other_dataset), r"predictions of '../../../../tmp/outside' .* pack with"),
     "a run twice": (described(twice), "the predictions of a run for a dataset twice"),
+    "a seed without scores": (one_more_seed, "it has a run, or the predictions"),
+    "odd settings": (with_options({"a\u202e\x1b": 1}), "settings: .* of printable text"),
+    "many settings": (with_options(dict.fromkeys(map(str, range(2000)), 1)), "at most 1,000"),
     "another file": (add("run.py", "import os"), "also holds 1 file other than it names"),
     "link": (linked, "holds a link, or what is not a regular file"),
     "link within": (linked_within, "holds a link, or what is not a regular file"),
@@ -211,7 +234,7 @@ BUNDLES = {
     "Parquet": (parquet, "has [0-9,]+ bytes, expected 240 rows"),
     "names after the rows": (with_names_after, "has 17,292 bytes, expected 240 rows"),
     "nested": (nested, "not valid JSON"),
-    "oversized": (oversized, "more than 16,777,216 bytes"),
+    "oversized": (oversized, "more than 4,194,304 bytes"),
     "signature": (wrong_signature, "its signature is not one of its content"),
     "code": (described(settings_of_code), "settings: .*network"),
     "time": (described(below_zero), "device_hours"),

@@ -308,7 +308,7 @@ def test_a_site_is_verified_when_a_bundle_was_signed_later(tmp_path, official):
 
 
 def test_names_that_look_alike_are_one(tmp_path, official):
-    alike = ("A lab", "a LAB", "A\u034f lab", "A \u3164lab", "\uff21 lab")
+    alike = ("A lab", "a LAB", "A\u034f lab", "A \u3164lab", "\uff21 lab", "A\u2800lab")
     assert {compared(name) for name in alike} == {"a lab"}
     assert compared("A lab 2") != compared("A lab")
     assert all(map(is_shown_as_written, alike))
@@ -319,6 +319,15 @@ def test_names_that_look_alike_are_one(tmp_path, official):
         )
         with pytest.raises(Refused, match="pages would not show its submitter"):
             read_bundle(bad)
+
+
+def test_a_signature_has_one_form(tmp_path):
+    bundle = make_bundle(tmp_path / "bundle")
+    sign(bundle, pem(tmp_path / "key.pem"))
+    with (bundle / "signature.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(Refused, match=r"signature\.json has another form"):
+        read_bundle(bundle)
 
 
 @pytest.mark.parametrize("change", [str.upper, " {}".format, "{}\n".format])
@@ -422,7 +431,10 @@ def test_a_site_is_verified_and_whatever_was_changed_is_told(tmp_path, official)
     assert f"{page.name} is not what its bundles give" in text
     assert "more.html is not of this board" in text
     assert "board.csv is missing" in text
-    run(*command(official, site), *folders)  # writes it again
+    assert (site / "official.parquet").exists()
+    run(*command(official, site), *folders)  # writes it again, and no longer its labels
+    assert not (site / "official.parquet").exists()
+    run(*command(official, site), *folders, "--publish-labels")
     (site / "more.html").unlink()
     run("board", "verify", site)
     kept, _ = sorted((site / "bundles").iterdir())
@@ -453,6 +465,9 @@ def test_whatever_else_is_in_a_site_is_reported_and_links_are_not_followed(tmp_p
         run("board", "verify", site)
     options = ("--catalog-digests", official)
     assert "official.parquet is a link" in run("board", "verify", site, *options, code=1)
+    (site / "official.parquet").unlink()
+    (site / "official.parquet").write_text("other labels")
+    assert "official.parquet is not of this" in run("board", "verify", site, *options, code=1)
     (site / "bundles").rename(tmp_path / "bundles")
     (site / "bundles").symlink_to(tmp_path / "bundles")
     with pytest.raises(AssertionError, match="has no folder bundles"):
@@ -489,6 +504,7 @@ def contests(board):
         ("scratch", {}, "fixed protocol"),
         ("encoder:rad-dino", {}, "published weights"),
         ("scratch", {"protocol": "tuned"}, "tuned"),
+        ("scratch", {"modality": "cxr"}, "custom settings"),  # the dataset's is another
     ],
 )
 def test_only_entries_of_a_protocol_or_custom_ones_are_best_for_their_cost(

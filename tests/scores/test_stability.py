@@ -388,6 +388,14 @@ def test_equal_techniques_are_rarely_told_apart(count):
     assert several / studies <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
 
 
+def test_what_is_better_by_the_same_in_all_resamples_is_above():
+    drawn = np.array([1.0, 0.5, 0.8]) + np.outer(np.linspace(-0.01, 0.01, 100), [0, 0, 1])
+    found = paired_ranks([1.0, 0.5, 0.8], drawn)  # perfect, guessing, and one between
+    assert found.group.tolist() == [1, 3, 2]
+    assert (found.low.tolist(), found.high.tolist()) == ([1, 3, 2], [1, 3, 2])
+    assert paired_ranks([0.1 + 0.2, 0.3], np.full((100, 2), 0.3)).group.tolist() == [1, 1]
+
+
 def test_pairs_that_differ_are_told_apart_and_copies_change_nothing():
     rng = np.random.default_rng(0)
     values = np.array([0.7, 0.9, 0.5, 0.89])
