@@ -124,4 +124,5 @@ def front(costs: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) -> np
 
 def cost_of(entry: Entry) -> float:
     """Device hours of a model, mean over its runs; NaN where one states none."""
-    return float(np.mean([run.device_hours or math.nan for run in entry.runs]))
+    hours = (run.device_hours for run in entry.runs)
+    return float(np.mean([math.nan if of_run is None else of_run for of_run in hours]))
