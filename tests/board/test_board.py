@@ -490,7 +490,7 @@ def test_an_entry_is_tuned_if_one_of_its_runs_is(tmp_path, official):
     best = {
         of: (p.entry.bundle.about.submitter, p.on_front) for (_, _, of), (p,) in contests(board)
     }
-    assert best == {"tuned": ("a", False), "fixed protocol": ("b", False)}  # no cost is stated
+    assert best == {"tuned": ("a", False), "fixed protocol": ("b", True)}
 
 
 def contests(board):

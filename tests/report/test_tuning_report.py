@@ -447,6 +447,7 @@ def test_names_of_a_search_are_shown_and_never_run(analysis):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
 
 
+@pytest.mark.slow
 def test_the_command_reports_the_searches_of_a_store_and_none_of_a_run(made, tmp_path):
     store, found = made
     command = ["report", str(store), "--out", str(tmp_path / "a"), "--figures", "none"]
