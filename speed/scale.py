@@ -86,9 +86,9 @@ def in_own_process(work: Work, units: int) -> Figures:
 
 
 def _measured(work: Work, units: int, sender: Connection) -> None:
-    wall, before = time.perf_counter(), os.times()[:4]
+    wall, before = time.perf_counter(), _cpu_seconds()
     work()
-    seconds, cpu = time.perf_counter() - wall, sum(os.times()[:4]) - sum(before)
+    seconds, cpu = time.perf_counter() - wall, _cpu_seconds() - before
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     figures = {
         "seconds": seconds,
@@ -98,6 +98,12 @@ def _measured(work: Work, units: int, sender: Connection) -> None:
         "peak_mib": peak,
     }
     sender.send(measure.rounded_all(figures))
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended; in microseconds' steps."""
+    of_children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + of_children.ru_utime + of_children.ru_stime
 
 
 def command(*arguments: str) -> None:
@@ -248,10 +254,7 @@ def measured(part: str, sizes: Sequence[int], options: argparse.Namespace) -> di
             with patch.dict(os.environ, {"BENCHMD_CACHE": str(Path(name, "cache"))}):
                 figures[size] = PARTS[part](Path(name), size, options)
     first, last = figures[min(figures)], figures[max(figures)]
-    growth = {
-        name: last[name]["cpu_ms_per_unit"] / max(first[name]["cpu_ms_per_unit"], 1e-6)
-        for name in last
-    }
+    growth = {name: last[name]["cpu_ms_per_unit"] / first[name]["cpu_ms_per_unit"] for name in last}
     sizes_of = [{"units": size, **of_size} for size, of_size in figures.items()]
     return {"sizes": sizes_of, "growth": measure.rounded_all(growth)}
 

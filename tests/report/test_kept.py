@@ -155,7 +155,8 @@ def test_measured_from_the_cache_equals_measured_anew(tmp_path, cache):
 
 @pytest.fixture
 def indexing(monkeypatch):
-    """Files are indexed at once; gives the paths of the predictions that are read."""
+    """Files are indexed at once, no patients are known; gives the paths of predictions read."""
+    scored._people.cache_clear()
     monkeypatch.setattr(indexes, "LEAST", 1)
     monkeypatch.setattr(indexes, "SETTLED_NS", 0)
     paths = []
