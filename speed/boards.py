@@ -59,7 +59,9 @@ def write_official(path: Path, records: int, seed: int) -> Official:
             "target": pa.FixedSizeListArray.from_arrays(pa.array(labels.ravel()), labels.shape[1]),
         }
     )
-    texts = {n: str(getattr(card, n)) for n in ("title", "role", "licence", "access", "homepage")}
+    texts: dict[str, Any] = {
+        n: getattr(card, n) for n in ("title", "role", "licence", "access", "homepage")
+    }
     about = AboutDataset(
         **texts,
         name=DATASET,

@@ -25,9 +25,7 @@ PACKAGE = Path(benchmd_ray.__file__).parent
 RECORDED = Path(__file__).with_name("parts.json")
 _SCORE_NOTHING = (
     *("__init__.py", "commands.py", "demo.py", "guard.py", "report.py", "report_figures.py"),
-    "report_rows.py",
-    "measures.py",
-    "scores.py",
+    *("report_rows.py", "measures.py", "scores.py", "board.py"),
 )
 _ROBUSTNESS = ("corrupted.py", "robustness.py", "robustness_report.py")
 _OOD = tuple(

@@ -55,7 +55,8 @@ def _dataset(board: Board, number: int, dataset: OfficialDataset) -> Row:
     placed = [(of, place) for (_, of), those in contests.items() for place in those]
     values = [p.entry.results[about.name].value for of, p in placed if of != CONTAMINATED]
     return {
-        **{name: value for name, value in vars(about).items() if name != "task"},
+        **{n: value for n, value in vars(about).items() if n not in ("task", "sets")},
+        "sets_out_of_distribution": dataset.detected and dataset.detected.counts,
         "page": f"dataset-{number}-{slug(about.name)[:60]}.html",
         "task": about.task.kind,
         "classes": list(about.task.classes),
@@ -144,6 +145,7 @@ def _score(board: Board, entry: Entry, dataset: str, contest: Contest, place: Pl
         ],
         "conditions": [row for row in result.others if "condition" in row],
         "subgroups": [row for row in result.others if "subgroup" in row],
+        "detectors": [row for row in result.others if "detector" in row],
         "alike": [
             {"entry": entry_id(other), "correlation": correlation}
             for other, correlation in board.alike.get((entry_id(entry), dataset), ())

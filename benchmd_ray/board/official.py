@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from benchmd_ray.board.detection import AboutSet, Detected
 from benchmd_ray.board.keys import HASHES, BoardKey
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.provenance import Provenance
@@ -46,13 +48,15 @@ SUBGROUPS = ("age", "sex")
 SCHEMA = pa.schema(
     [
         ("dataset", pa.int32()),
+        ("set", pa.int32()),
         *((name, HASHES) for name in NAMES),
         ("target", pa.string()),
         *((name, pa.string()) for name in SUBGROUPS),
     ]
 )
-"""``target`` has a letter of `LABELS` for each class. The file is not compressed and no column is
-nested, so that it decodes to little more than it takes: a site's is not to be believed."""
+"""``target`` has a letter of `LABELS` for each class. ``set`` is the place of a record's set in
+`AboutDataset.sets`; null of records that are classified. The file is not compressed and no column
+is nested, so that it decodes to little more than it takes: a site's is not to be believed."""
 LABELS = b"?01"
 """An unknown label, -1, then 0 and 1."""
 
@@ -75,6 +79,10 @@ class AboutDataset:
     homepage: Name
     notes: Annotated[list[Name], Field(max_length=100)]
     task: Task
+    detection: Name = ""
+    """Evaluation of detection; empty where the digests were made without."""
+    sets: Annotated[list[AboutSet], Field(max_length=1000)] = field(default_factory=list)
+    """Of detection."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,8 @@ class OfficialDataset:
     patient_names: Sequence[str]
     subgroups: Mapping[str, Sequence[str | None]]
     """By variable: the group of each record; empty where the digests were made without."""
+    detected: Detected | None
+    """None where the digests were made without."""
 
     @cached_property
     def units(self) -> Units:
@@ -144,8 +154,17 @@ def scored_split(splits: Iterable[str]) -> str:
     return max(splits, key=lambda split: rank_of(SPLITS, split))
 
 
+Detections = Mapping[str, tuple[str, pa.Table]]
+"""By dataset, name and records of an evaluation with `evaluation.Detection`."""
+
+
 def write_digests(
-    catalogs: Sequence[Catalog], key: BoardKey, path: Path, *, subgroups: bool = False
+    catalogs: Sequence[Catalog],
+    key: BoardKey,
+    path: Path,
+    *,
+    subgroups: bool = False,
+    detections: Detections = MappingProxyType({}),
 ) -> list[AboutDataset]:
     """Write the file of digests of official catalogs, with ``subgroups`` also ages and sexes.
 
@@ -161,22 +180,31 @@ def write_digests(
         split_table(catalog, about.split, columns)
         for catalog, about in zip(catalogs, datasets, strict=True)
     ]
-    write_rows(datasets, tables, key, path)
-    return datasets
+    return write_rows(datasets, tables, key, path, detections)
 
 
 def write_rows(
-    datasets: Sequence[AboutDataset], tables: Sequence[pa.Table], key: BoardKey, path: Path
-) -> None:
+    datasets: Sequence[AboutDataset],
+    tables: Sequence[pa.Table],
+    key: BoardKey,
+    path: Path,
+    detections: Detections = MappingProxyType({}),
+) -> list[AboutDataset]:
     """Write a file of digests of tables with `NAMES`, target and, if at all, `SUBGROUPS`."""
-    parts = [
-        _rows(table, about.name, number, key)
-        for number, (table, about) in enumerate(zip(tables, datasets, strict=True))
-    ]
-    stated = json.dumps(asdict(AboutBoard(FORMAT, key.check, list(datasets))))
+    parts, abouts = [], []
+    for number, (table, about) in enumerate(zip(tables, datasets, strict=True)):
+        parts.append(_rows(table, about.name, number, key))
+        if about.name in detections:
+            evaluation, records = detections[about.name]
+            sets = list(dict.fromkeys(_sets(records)))
+            parts.append(_detected(records, sets, about.name, number, key))
+            about = replace(about, detection=evaluation, sets=sets)
+        abouts.append(about)
+    stated = json.dumps(asdict(AboutBoard(FORMAT, key.check, abouts)))
     table = pa.concat_tables(parts).replace_schema_metadata({METADATA: stated})
     with replacing(path) as partial:
         pq.write_table(table, partial, compression="none")
+    return abouts
 
 
 def _about(catalog: Catalog) -> AboutDataset:
@@ -202,25 +230,52 @@ def _about(catalog: Catalog) -> AboutDataset:
         policy=str(catalog.manifest["policy"]),
         catalog=catalog.digest,
         provenance=raw["provenance"],
-        **{name: str(getattr(card, name)) for name in ("licence", "access", "homepage")},
+        licence=card.licence,
+        access=card.access,
+        homepage=card.homepage,
         notes=notes,
         task=replace(catalog.task, classes=card.classes),
     )
 
 
 def _rows(table: pa.Table, dataset: str, number: int, key: BoardKey) -> pa.Table:
-    hashed = {
-        kind: pa.array(key.hashes(kind, dataset, table[name].to_pylist()), HASHES)
-        for kind, name in NAMES.items()
-    }
     letters = np.frombuffer(LABELS, np.uint8)[decode_targets(table["target"]) + 1]
     targets = [row.tobytes().decode() for row in letters]
     people = table.select([n for n in SUBGROUPS if n in table.column_names]).to_pandas()
     groups = {name: labels_of(people, name) for name in people}
-    nothing = dict.fromkeys(SUBGROUPS, [None] * len(table))
-    numbers = np.full(len(table), number, np.int32)
-    columns = {"dataset": numbers, **hashed, "target": targets, **nothing, **groups}
-    rows = pa.table(columns, SCHEMA)
+    return _hashed(table, dataset, number, key, target=targets, **groups)
+
+
+def _detected(
+    table: pa.Table, sets: Sequence[AboutSet], dataset: str, number: int, key: BoardKey
+) -> pa.Table:
+    of = [sets.index(about) for about in _sets(table)]
+    records = detected_hashes(table, dataset, key)
+    return _hashed(table, dataset, number, key, record=records, set=of, target=[""] * len(table))
+
+
+def _sets(table: pa.Table) -> Iterator[AboutSet]:
+    columns = (table[name].to_pylist() for name in ("set", "use_case"))
+    return map(AboutSet, *columns)
+
+
+def detected_hashes(table: pa.Table, dataset: str, key: BoardKey) -> list[bytes]:
+    """Keyed hashes of rows of `evaluation.Detection`, each of which is a record in a set."""
+    columns = (table[name].to_pylist() for name in ("use_case", "set", "record_id"))
+    names = ("\0".join(row) for row in zip(*columns, strict=True))
+    return key.hashes("detection", dataset, names)
+
+
+def _hashed(
+    table: pa.Table, dataset: str, number: int, key: BoardKey, **columns: Sequence[object]
+) -> pa.Table:
+    """Rows of `SCHEMA` by the hash of the record; columns that are not given are null."""
+    hashed = {
+        kind: key.hashes(kind, dataset, table[name].to_pylist()) for kind, name in NAMES.items()
+    }
+    usual = {name: [None] * len(table) for name in ("set", *SUBGROUPS)}
+    whole = usual | hashed | columns | {"dataset": [number] * len(table)}
+    rows = pa.table({n: pa.array(whole[n], SCHEMA.field(n).type) for n in SCHEMA.names})
     return rows.take(pc.sort_indices(rows["record"]))
 
 
@@ -261,16 +316,40 @@ def _stated(schema: pa.Schema, path: Path) -> AboutBoard:
 
 
 def _dataset(about: AboutDataset, rows: pa.Table, path: Path) -> OfficialDataset:
-    columns = {name: rows[name].to_pylist() for name in SCHEMA.names}
-    records, classes = columns["record"], len(about.task.classes)
-    if any(rows[n].null_count for n in SCHEMA.names if n not in SUBGROUPS) or (
-        {len(target) for target in columns["target"]} != {classes}
-    ):
-        raise Damaged(path, f"its labels of {shown(about.name)} are not of its classes", REMEDY)
+    if any(rows[n].null_count for n in SCHEMA.names if n not in ("set", *SUBGROUPS)):
+        raise Damaged(path, f"records of {shown(about.name)} lack a hash or labels", REMEDY)
+    columns, classes = _columns(rows, pc.is_null(rows["set"]), about, path), len(about.task.classes)
     letters = "".join(columns["target"]).encode("ascii", "replace")
-    if records != sorted(set(records)) or {*letters} - {*LABELS}:
-        raise Damaged(path, f"records of {shown(about.name)} are doubled or unlike", REMEDY)
+    if {len(target) for target in columns["target"]} != {classes} or {*letters} - {*LABELS}:
+        raise Damaged(path, f"its labels of {shown(about.name)} are not of its classes", REMEDY)
     targets = np.array([LABELS.index(letter) - 1 for letter in letters], np.int8)
-    unit, patient = ([name.hex() for name in columns[kind]] for kind in ("unit", "patient"))
-    subgroups = {name: columns[name] for name in SUBGROUPS if any(columns[name])}
-    return OfficialDataset(about, records, targets.reshape(-1, classes), unit, patient, subgroups)
+    return OfficialDataset(
+        about,
+        records=columns["record"],
+        targets=targets.reshape(-1, classes),
+        unit_names=columns["unit"],
+        patient_names=columns["patient"],
+        subgroups={name: columns[name] for name in SUBGROUPS if any(columns[name])},
+        detected=_detected_of(about, rows, path),
+    )
+
+
+def _detected_of(about: AboutDataset, rows: pa.Table, path: Path) -> Detected | None:
+    if not about.detection:
+        return None
+    columns = _columns(rows, pc.is_valid(rows["set"]), about, path)
+    cases = {each.use_case for each in about.sets}
+    if {*columns["set"]} != {*range(len(about.sets))} or "" not in cases or cases == {""}:
+        raise Damaged(path, f"detection of {shown(about.name)} has other sets than named", REMEDY)
+    numbers, names = np.array(columns["set"], np.int32), (columns["unit"], columns["patient"])
+    return Detected(about.sets, columns["record"], numbers, *names)
+
+
+def _columns(
+    rows: pa.Table, chosen: pa.ChunkedArray, about: AboutDataset, path: Path
+) -> dict[str, list[Any]]:
+    """Columns of some rows, whose records are each once and sorted; names as text."""
+    columns = {name: rows.filter(chosen)[name].to_pylist() for name in SCHEMA.names}
+    if columns["record"] != sorted(set(columns["record"])):
+        raise Damaged(path, f"records of {shown(about.name)} are doubled or not sorted", REMEDY)
+    return columns | {kind: [n.hex() for n in columns[kind]] for kind in ("unit", "patient")}

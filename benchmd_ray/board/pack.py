@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,12 +29,13 @@ from benchmd_ray.board.bundle import (
     write_part,
 )
 from benchmd_ray.board.keys import BoardKey, Signature, signed
-from benchmd_ray.board.official import scored_split
+from benchmd_ray.board.official import detected_hashes, scored_split
 from benchmd_ray.board.packed_run import packed_run
 from benchmd_ray.console.progress import progress
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import PERSON
 from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.evaluation.evaluation import DETECTED
 from benchmd_ray.evaluation.registry import evaluations
 from benchmd_ray.files.atomic import TEMPORARY, json_bytes
 from benchmd_ray.report.contamination import contamination
@@ -46,7 +49,7 @@ from benchmd_ray.runs.store import Run, read_stores
 SCORES = "scores"
 LEAVES = (
     "leaves:",
-    "  of each record its keyed hash and the model's scores",
+    "  of each record its keyed hash and the scores of the model, or of detectors",
     "  of each run technique, settings, seed, versions, hardware (models of processors or GPUs), "
     "device hours, number of weights, contamination",
     "stays: labels, patients, ages, sexes, sites, names of files, signals, weights",
@@ -93,6 +96,7 @@ def pack(
     title: str = "",
     licence: str = "",
     datasets: Sequence[str] = (),
+    detection: bool = False,
     done: Callable[[int], None] = lambda count: None,
 ) -> list[str]:
     """Write a bundle, unsigned, into an empty folder; see `write_signature`.
@@ -105,6 +109,7 @@ def pack(
         title: What it is.
         licence: Terms of the predictions.
         datasets: Only these; empty for all.
+        detection: Whether the scores of detectors are packed, too.
         done: Called with the number of runs read so far.
 
     Returns:
@@ -127,7 +132,7 @@ def pack(
             if datasets and path.stem not in datasets:
                 continue
             try:
-                parts += _parts(run, path, key, folder, number + len(parts))
+                parts += _parts(run, path, key, folder, number + len(parts), detection=detection)
             except BenchmdError as error:
                 skipped.append(f"{run.folder.name}: {error}")
         if parts and not why:
@@ -176,25 +181,32 @@ def _unfit(run: Run) -> str:
     return next((why for why, holds in reasons.items() if holds), "")
 
 
-def _parts(run: Run, path: Path, key: BoardKey, folder: Path, number: int) -> list[Part]:
+def _parts(
+    run: Run, path: Path, key: BoardKey, folder: Path, number: int, *, detection: bool
+) -> list[Part]:
     """Write predictions of the scored split: a file for each condition, from a number on."""
     name = path.parent.name
     evaluation = evaluations().get(name)
     if evaluation is None:
         raise BenchmdError(f"no benchmark here has the evaluation {name}, so it is not packed")
+    if evaluation.detection and not detection:
+        raise BenchmdError(
+            f"{name} of {path.stem} is not packed: name --detection for a board that scores it"
+        )
     predictions = read_predictions(path, evaluation.form)
-    if not {*IDENTIFIERS, SCORES, "target"} <= set(predictions.table.column_names):
+    about, split = predictions.description, ""
+    if evaluation.detection:
+        seen, files = "", _detected(evaluation.detection.scores(predictions), about["dataset"], key)
+    elif {*IDENTIFIERS, SCORES, "target"} <= set(predictions.table.column_names):
+        split = scored_split(predictions.splits)
+        seen = contamination(run, about, predictions.table["group_id"].to_pylist())
+        files = _classified(predictions, split, key)
+    else:
         raise BenchmdError(
             f"{name} of {path.stem} is not packed: it has more than scores of records"
         )
-    split = scored_split(predictions.splits)
-    about = predictions.description
-    seen = contamination(run, about, predictions.table["group_id"].to_pylist())
     parts: list[Part] = []
-    for condition, rows in _conditions(predictions, split):
-        hashes = key.hashes("record", about["dataset"], rows["record_id"].to_pylist())
-        scores = rows[SCORES].combine_chunks()
-        flat = scores.flatten().to_numpy().reshape(-1, scores.type.list_size)
+    for condition, hashes, scores in files:
         parts.append(
             Part(
                 evaluation=name,
@@ -204,10 +216,29 @@ def _parts(run: Run, path: Path, key: BoardKey, folder: Path, number: int) -> li
                 split=split,
                 catalog=about["catalog"],
                 contamination=text_of(seen),
-                sha256=write_part(folder, number + len(parts), hashes, flat),
+                sha256=write_part(folder, number + len(parts), hashes, scores),
             )
         )
     return parts
+
+
+File = tuple[str, list[bytes], npt.NDArray[np.float64]]
+"""Condition or detector, hashes of the records, scores (records, classes or 1)."""
+
+
+def _classified(predictions: Predictions, split: str, key: BoardKey) -> Iterator[File]:
+    for condition, rows in _conditions(predictions, split):
+        dataset = predictions.description["dataset"]
+        hashes = key.hashes("record", dataset, rows["record_id"].to_pylist())
+        scores = rows[SCORES].combine_chunks()
+        flat = scores.flatten().to_numpy().reshape(-1, scores.type.list_size)
+        yield condition, hashes, flat
+
+
+def _detected(rows: pa.Table, dataset: str, key: BoardKey) -> Iterator[File]:
+    hashes = detected_hashes(rows, dataset, key)
+    for name in rows.column_names[len(DETECTED) :]:
+        yield name, hashes, rows[name].to_numpy()[:, None]
 
 
 def _conditions(predictions: Predictions, split: str) -> Iterator[tuple[str, pa.Table]]:
@@ -238,7 +269,7 @@ def leaving(bundle: Bundle, key: BoardKey) -> Iterator[str]:
         entries.setdefault(run.entry, []).append(run)
     for members in entries.values():
         run, of = members[0], (part for each in members for part in each.predictions)
-        parts = sorted({f"{p.evaluation} of {p.dataset} ({p.split})" for p in of})
+        parts = sorted({f"{p.evaluation} of {p.dataset}{p.split and f' ({p.split})'}" for p in of})
         about = f"{run.row}, {run.setting}, trained on {run.source}"
         yield f"  {about}, {count_of(len(members), 'run')}: {', '.join(parts)}"
     yield from LEAVES

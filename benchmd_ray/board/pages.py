@@ -26,13 +26,14 @@ COLUMNS: Mapping[str, tuple[str, Any, Mapping[str, Any]]] = {
     "whose": ("submitter", "text", FILTERED),
     "source": ("trained on", "text", FILTERED),
     **{name: (name, "text", FILTERED) for name in ("dataset", "setting", "modality", "condition")},
+    "use_case": ("use-case", "text", FILTERED),
     "option": ("setting", "text", {}),
     "scores": ("datasets", "count", {}),
     "seeds": ("seeds", "count", {}),
     "submissions": ("times", "count", {"about": "Submissions of this entry by this submitter"}),
     "made": ("submitted", "text", {}),
     "flag": ("to know", "text", FILTERED),
-    **{name: (name, "integer", {}) for name in ("records", "patients", "entries")},
+    **{name: (name, "integer", {}) for name in ("records", "patients", "entries", "sets")},
     "first_group": ("in a first group", "integer", {}),
     "highest_auroc": ("highest AUROC", "number", {"about": "Not contaminated"}),
     "auroc": ("AUROC", "interval", {}),
@@ -139,8 +140,8 @@ def _dataset(board: Row, dataset: Row) -> str:
         ranked = _leaders(members) + _table(f"entries-{number}", caption, members, *about, *costs)
         heading = f"{division[:1].upper()}{division[1:]}, labels {table['labels']}"
         sections.append((f"table-of-{number}", heading, ranked))
-    facts = ("title", "split", "records", "patients", "classes", "task", "policy")
-    origin = ("provenance", "licence", "access", "homepage", "catalog")
+    facts = ("title", "split", "records", "patients", "sets_out_of_distribution", "classes")
+    origin = ("task", "policy", "provenance", "licence", "access", "homepage", "catalog")
     about_it = _facts(dataset, *facts, *origin) + listed_notes(dataset["notes"])
     sections.append(("about", "The dataset", about_it))
     lead = f"{count_of(len(rows), 'entry')}. {ABOUT}"
@@ -185,10 +186,12 @@ def _details(scores: Rows) -> Iterator[Section]:
     few = "Values without an interval rest on too few patients."
     small = "Groups with too few patients are not shown."
     same = "The same records under other conditions, such as simulated faults."
+    over = "Records out of distribution told from those in it, mean over the sets of a use-case."
     for name, heading, caption, keys in (
         ("classes", "Classes", few, ("class", "auroc", *OTHERS)),
         ("subgroups", "Subgroups", small, ("subgroup", "auroc", "patients", "variable")),
-        ("conditions", "Robustness", same, ("condition", "auroc", "evaluation")),
+        ("conditions", "Robustness", same, ("condition", "auroc", "seeds", "evaluation")),
+        ("detectors", "Detection", over, ("detector", "auroc", "seeds", "use_case", "sets")),
     ):
         rows = [{"dataset": score["dataset"], **row} for score in scores for row in score[name]]
         if rows:

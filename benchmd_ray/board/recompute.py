@@ -65,8 +65,9 @@ class Result:
     sketches: npt.NDArray[np.float32]
     """(runs, width), see `copies`."""
     others: Sequence[Mapping[str, Any]]
-    """AUROC under conditions (``evaluation``, ``condition``) and of subgroups (``variable``,
-    ``subgroup``, ``patients``)."""
+    """AUROC under conditions (``evaluation``, ``condition``, ``seeds``), of subgroups
+    (``variable``, ``subgroup``, ``patients``) and of detectors (``detector``, ``use_case``,
+    ``sets``, ``seeds``)."""
 
     @property
     def value(self) -> float:
@@ -95,6 +96,16 @@ class _File(NamedTuple):
     number: int
     run: PackedRun
     part: Part
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return f"{self.run.run}, {self.part.evaluation} of {self.part.dataset}"
+
+    @property
+    def detects(self) -> bool:
+        """Whether its scores are a detector's, not of classes."""
+        return evaluations()[self.part.evaluation].detection is not None
 
 
 def entries(
@@ -147,7 +158,12 @@ def _code() -> str:
 
 def _require_known(part: Part, official: Official) -> None:
     known = official.datasets.get(part.dataset)
-    if known is None or known.about.split != part.split:
+    if known is not None and not part.split and part.evaluation != known.about.detection:
+        raise Refused(
+            f"it has {shown(part.evaluation)} of {shown(part.dataset)}, which this board does not "
+            "score: pack without --detection"
+        )
+    if known is None or part.split not in (known.about.split, ""):
         have = ", ".join(f"{d.about.name} ({d.about.split})" for d in official.datasets.values())
         raise Refused(
             f"it has predictions of {shown(part.dataset)} ({shown(part.split)}), and this board is "
@@ -156,6 +172,8 @@ def _require_known(part: Part, official: Official) -> None:
     evaluation = evaluations().get(part.evaluation)
     if evaluation is None:
         raise Refused(f"no benchmark here has its evaluation {shown(part.evaluation)}")
+    if bool(part.split) == bool(evaluation.detection):
+        raise Refused(f"its {shown(part.evaluation)} of {shown(part.dataset)} states a wrong split")
     if part.version != evaluation.form.version:
         raise Refused(
             f"its predictions are of version {part.version} of {part.evaluation}, which is now "
@@ -176,9 +194,13 @@ def _result(
     ends, caution, draws = _auroc(scores, dataset, resamples)
     others = [*_subgroups(scores, dataset, resamples)]
     for (evaluation, condition), of in conditions.items():
+        if of[0].detects:
+            others += _detected(bundle, of, dataset, resamples)
+            continue
         under, *_ = _auroc([_scores(bundle, file, dataset) for file in of], dataset, resamples)
         values = dict(zip(("auroc", "auroc_low", "auroc_high"), under[0], strict=True))
-        others.append({"evaluation": evaluation, "condition": condition, **values})
+        about = {"evaluation": evaluation, "condition": condition, "seeds": _seeds(of)}
+        others.append(about | values)
     return {
         "auroc": np.ravel(ends),
         "caution": caution,
@@ -187,6 +209,10 @@ def _result(
         "sketches": np.concatenate([sketch(each) for each in scores]),
         "others": json.dumps(others),
     }
+
+
+def _seeds(files: Sequence[_File]) -> list[int]:
+    return [file.run.seed for file in files]
 
 
 def _read(row: Mapping[str, pa.Scalar]) -> Result:
@@ -205,9 +231,28 @@ def _read(row: Mapping[str, pa.Scalar]) -> Result:
 
 def _scores(bundle: Bundle, file: _File, dataset: OfficialDataset) -> Floats:
     """Scores of each unit, (units, classes), of exactly the official records."""
-    classes, expected = len(dataset.about.task.classes), dataset.records
-    rows = read_part(bundle, file.number, len(expected), classes)
-    place = f"{file.run.run}, {file.part.evaluation} of {dataset.about.name}"
+    scores = _rows(bundle, file, dataset.records, len(dataset.about.task.classes))
+    if not ((scores >= 0) & (scores <= 1)).all():
+        raise Refused(f"{file.place}: a score is NaN or outside 0 to 1")
+    return dataset.units.scores(scores)
+
+
+def _detected(
+    bundle: Bundle, files: Sequence[_File], dataset: OfficialDataset, resamples: int
+) -> Iterator[dict[str, Any]]:
+    """AUROC of a detector by use-case: `Result.others`."""
+    detected = dataset.detected
+    assert detected is not None  # see `_require_known`
+    scores = [_rows(bundle, file, detected.records, 1) for file in files]
+    if not all(np.isfinite(each).all() for each in scores):
+        raise Refused(f"{files[0].place}: a score is NaN or infinite")
+    for row in detected.results(scores, resamples):
+        yield {"detector": files[0].part.condition, "seeds": _seeds(files), **row}
+
+
+def _rows(bundle: Bundle, file: _File, expected: Sequence[bytes], columns: int) -> Floats:
+    """Scores of exactly these records, (records, columns)."""
+    rows = read_part(bundle, file.number, len(expected), columns)
     if rows["record"].tobytes() != b"".join(expected):
         stated = rows["record"].tolist()
         faults = {
@@ -217,11 +262,10 @@ def _scores(bundle: Bundle, file: _File, dataset: OfficialDataset) -> Floats:
         }
         named = [f"{count_of(n, 'record')} {how}" for how, n in faults.items() if n]
         what = ", ".join(named) or "its records in another order"
-        raise Refused(f"{place}: {what}, of {count_of(len(expected), 'record')} that are scored")
-    scores = rows["scores"]
-    if not ((scores >= 0) & (scores <= 1)).all():
-        raise Refused(f"{place}: a score is NaN or outside 0 to 1")
-    return dataset.units.scores(scores)
+        raise Refused(
+            f"{file.place}: {what}, of {count_of(len(expected), 'record')} that are scored"
+        )
+    return np.asarray(rows["scores"])
 
 
 def _require_different(scores: Sequence[Floats], files: Sequence[_File]) -> None:

@@ -37,6 +37,11 @@ DIGESTS = "File of `benchmd board digest`: the official records, patients and la
     "--dataset", "datasets", multiple=True, metavar="NAME", help="Only this one (repeatable)."
 )
 @click.option(
+    "--detection",
+    is_flag=True,
+    help="Add the scores of detectors (--evaluate ood), for a board that scores them.",
+)
+@click.option(
     "--key", type=FILE, help="Private Ed25519 key (PEM) to sign with. Needs the extra board."
 )
 @click.option("--yes", is_flag=True, help="You have read what leaves, and want it written.")
@@ -76,7 +81,27 @@ def board() -> None:
     is_flag=True,
     help="Add age bands and sexes, for scores of subgroups. Such a file cannot be published.",
 )
-def board_digest(catalogs: tuple[Path, ...], *, board: str, out: Path, subgroups: bool) -> None:
+@click.option(
+    "--detection",
+    is_flag=True,
+    help="Add the records of out-of-distribution detection with CATALOGS that are sources.",
+)
+@click.option(
+    "--also",
+    type=CATALOG,
+    multiple=True,
+    metavar="PATH",
+    help="With --detection: catalogs of other records, as for `benchmd run` (repeatable).",
+)
+def board_digest(
+    catalogs: tuple[Path, ...],
+    *,
+    board: str,
+    out: Path,
+    subgroups: bool,
+    detection: bool,
+    also: tuple[Path, ...],
+) -> None:
     """Write the digests of official CATALOGS: which records are scored, their patients and labels.
 
     Names are hashed by the board's key; labels are as they are. Each dataset is scored on its test
@@ -88,10 +113,17 @@ def board_digest(catalogs: tuple[Path, ...], *, board: str, out: Path, subgroups
     from benchmd_ray.board.keys import board_key
     from benchmd_ray.board.official import write_digests
     from benchmd_ray.data.catalog import open_catalog
+    from benchmd_ray.service.scored import detected_records
 
+    if also and not detection:
+        raise click.UsageError("--also goes with --detection.")
     opened = [open_catalog(path) for path in catalogs]
-    for about in write_digests(opened, board_key(board), out, subgroups=subgroups):
-        echo(f"{about.name} ({about.split}): {', '.join(about.task.classes)}")
+    detections = dict(detected_records(catalogs, also)) if detection else {}
+    key = board_key(board)
+    abouts = write_digests(opened, key, out, subgroups=subgroups, detections=detections)
+    for about in abouts:
+        sets = f"; sets of detection: {len(about.sets)}" if about.sets else ""
+        echo(f"{about.name} ({about.split}): {', '.join(about.task.classes)}{sets}")
     what = "the labels, age bands and sexes" if subgroups else "the labels"
     echo(f"written: {out}, {out.stat().st_size:,} bytes, with {what} of every record")
 

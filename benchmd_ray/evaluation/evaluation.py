@@ -93,6 +93,24 @@ class Asked:
     """What the catalog shares with the run's source; None where it was not compared."""
 
 
+DETECTED = ("record_id", "unit_id", "group_id", "set", "use_case")
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What boards compare of an evaluation whose scores are of detectors, not of classes.
+
+    Both functions give rows with the texts `DETECTED`: ``group_id`` is the patient, ``use_case`` is
+    empty in distribution; a record is once in a set.
+    """
+
+    records: Callable[[Catalog, Sequence[Catalog]], pa.Table]
+    """Function from a catalog and the others that the evaluation reads to the scored records."""
+    scores: Callable[[Predictions], pa.Table]
+    """Function from predictions to the same rows with a float64 column for each detector: larger
+    is more out of distribution."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """An evaluation of finished transfer runs on catalogs."""
@@ -125,6 +143,8 @@ class Evaluation:
     """Whether plans of its benchmark include it; otherwise only plans that name it."""
     passes: float = 1.0
     """How often each record is encoded, for estimates."""
+    detection: Detection | None = None
+    """What boards compare of it; None if its scores are of classes, or not for boards."""
 
     def __post_init__(self) -> None:
         require_plain_name("evaluation", self.name)

@@ -1,15 +1,18 @@
-"""Whether a run has predictions for a catalog; needs no PyTorch."""
+"""What evaluations score, and whether a run has their predictions; needs no PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
 
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Evaluation
+from benchmd_ray.evaluation.registry import evaluations
 from benchmd_ray.files.integrity import Damaged, hash_path, is_whole
 from benchmd_ray.runs.predictions import Outdated, also_of, predictions_path, read_description
 from benchmd_ray.runs.store import Run
-from benchmd_ray.service.datasets import require_one_each
+from benchmd_ray.service.datasets import from_catalogs, read_also, require_one_each
 from benchmd_ray.storage.location import Location
 
 
@@ -18,6 +21,26 @@ def open_also(paths: Iterable[Location]) -> tuple[Catalog, ...]:
     opened = [open_catalog(path.resolve()) for path in paths]
     require_one_each((catalog.dataset, catalog.path) for catalog in opened)
     return tuple(sorted(opened, key=lambda catalog: catalog.dataset))
+
+
+def detected_records(
+    catalogs: Sequence[Location], also: Sequence[Location]
+) -> Iterator[tuple[str, tuple[str, pa.Table]]]:
+    """Each source with name and records of the evaluation by detectors that boards compare.
+
+    ``also`` are further catalogs that it reads, as in a plan.
+    """
+    datasets, others = from_catalogs(catalogs).datasets, from_catalogs(also).datasets
+    for evaluation in evaluations().values():
+        for source in datasets:
+            fits = source.role in evaluation.roles and source.kind.task.kind in evaluation.tasks
+            if evaluation.detection is None or source.catalog is None or not fits:
+                continue
+            same = (dataset for dataset in datasets if dataset.policy == source.policy)
+            read = read_also(evaluation, source, (*same, *others))
+            opened = open_also(dataset.catalog for dataset in read if dataset.catalog is not None)
+            records = evaluation.detection.records(open_catalog(source.catalog), opened)
+            yield source.name, (evaluation.name, records)
 
 
 def is_scored(

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from made_catalogs import write_catalog
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from benchmd_ray.benchmarks.ood import DETECTION, sets
+from benchmd_ray.benchmarks.ood import DETECTION, board, sets
 from benchmd_ray.benchmarks.ood import guard as guards
 from benchmd_ray.benchmarks.ood import scores as scores_module
 from benchmd_ray.benchmarks.ood.detect import scored_table
@@ -35,7 +35,7 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.records import Record, decode_signals
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.evaluation import Asked
+from benchmd_ray.evaluation.evaluation import DETECTED, Asked
 from benchmd_ray.runs.predictions import Predictions, read_predictions
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.scored import is_scored
@@ -165,6 +165,37 @@ def test_all_detectors_and_seeds_see_the_same_records(runs, place, table):
     alone = table[table["regime"] == "none"]
     assert alone[["energy", "mahalanobis", "knn", "pixel-knn-1"]].notna().all(axis=None)
     assert (other["mahalanobis"] != table["mahalanobis"]).any()
+
+
+def test_a_board_scores_the_records_of_the_catalogs_as_a_report_does(
+    runs, place, predictions, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(board, "FEWEST", 4)
+    monkeypatch.setattr(scores_module, "FEWEST", 4)
+    keys = [(name, "ascending") for name in ("use_case", "set", "record_id")]
+    official = board.records(place["ptb-xl"], [place["georgia"], place["isruc"]]).sort_by(keys)
+    asked = board.scores(predictions)
+    assert asked.select([*DETECTED]).sort_by(keys).equals(official)
+    assert len(asked.column_names) > len(DETECTED) + 10
+    also = [part for name in ("georgia", "isruc") for part in ("--also", place[name].path)]
+    key, bundle, digests = ("--board", "a-board"), tmp_path / "bundle", tmp_path / "digests"
+    submitted = ("--submitter", "A lab", "--detection", "--yes")
+    own = (place["ptb-xl"].path, *key, "--out", digests, "--detection", *also)
+    for arguments in (
+        ("board", "digest", *own),
+        ("pack", runs[0].folder.parent, "--out", bundle, *key, *submitted),
+        ("board", "build", bundle, "--catalog-digests", digests, "--out", tmp_path / "site"),
+        ("board", "verify", tmp_path / "site", "--catalog-digests", digests),
+    ):
+        result = CliRunner().invoke(main, [*map(str, arguments)])
+        assert result.exit_code == 0, result.output
+    (entry,) = json.loads((tmp_path / "site" / "board.json").read_text("utf-8"))["entries"]
+    found = {(r["detector"], r["use_case"]): r["auroc"] for r in entry["scores"][0]["detectors"]}
+    means = score_rows(replace(predictions, description={"of": "again"}), 20)
+    means = means.query("group == 'all' and metric == 'auroc' and regime == 'none'")
+    expected = {(r["method"], r["use_case"]): r["value"] for _, r in means.iterrows()}
+    expected = {key: value for key, value in expected.items() if key[1] != "shifted"}
+    assert found == pytest.approx(expected)
 
 
 def test_a_set_whose_patients_all_calibrate_is_not_scored(runs, place, cache):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,12 @@ SEEDS = {"ptb-xl": 1, "georgia": 10}
 """Those of `stores.predict_all` with `stores.ECG_DATA`."""
 
 
-def write_official(path: Path, rows: Mapping[str, int] = ROWS) -> Path:
-    """Digests of the test splits that `stores.predict_all` makes up."""
+def write_official(
+    path: Path,
+    rows: Mapping[str, int] = ROWS,
+    detections: Mapping[str, tuple[str, pa.Table]] = MappingProxyType({}),
+) -> Path:
+    """Digests of the test splits that `stores.predict_all` makes up, and of detection."""
     abouts, tables = [], []
     for name, count in rows.items():
         card, task = cards()[name], kind_of(name).task
@@ -49,7 +54,7 @@ def write_official(path: Path, rows: Mapping[str, int] = ROWS) -> Path:
                 **about,
             )
         )
-    write_rows(abouts, tables, KEY, path)
+    write_rows(abouts, tables, KEY, path, detections)
     return path
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.benchmark import Benchmark, Start
-from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked, Evaluation, Member
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked, Detection, Evaluation, Member
 from benchmd_ray.evaluation.registry import named_by
 from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.runs.predictions import Form
@@ -137,7 +137,10 @@ def _declared(
     )
 
 
-DETECTION = _declared("ood", 4, _compute, _current, planned=True)
+DETECTION = replace(
+    _declared("ood", 4, _compute, _current, planned=True),
+    detection=Detection(partial(_later, "board:records"), partial(_later, "board:scores")),
+)
 AS_RELEASED = _declared("ood-released", 3, _compute_released, _of_cards)
 """The paper's detectors as its code calibrates and scores them."""
 TUNED = _declared("ood-tuned", 3, partial(_later, "search:searched"), _of_cards)

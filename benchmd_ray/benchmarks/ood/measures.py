@@ -7,7 +7,6 @@ numbers: accuracy is balanced, and average precision weighs each kind a half.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,7 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.ood.methods.formulas import auroc
 from benchmd_ray.benchmarks.ood.methods.method import Floats
-from benchmd_ray.scores.ranking import rank, weighted_auroc
-from benchmd_ray.scores.resampling import group_multiplicities
+from benchmd_ray.scores.detection import resampled_detection
 from benchmd_ray.scores.support import Basis, support
 
 ACCEPTED = 0.95
@@ -92,32 +90,9 @@ def threshold_of(calibrating: Floats) -> float:
 
 
 def resampled_auroc(compared: Compared, resamples: int) -> Floats:
-    """AUROC over resamples of patients, (resamples,).
-
-    Patients of in and of out are drawn apart; one with records of both kinds is drawn once for
-    both.
-    """
-    inside, outside = compared.inside["group_id"], compared.outside["group_id"]
-    groups = np.unique(inside), np.unique(outside)
-    if len(np.intersect1d(*groups)):
-        every, place = np.unique(pd.concat([inside, outside]), return_inverse=True)
-        weights = _drawn(len(every), resamples, 0)
-    else:
-        places = (
-            np.searchsorted(groups[0], inside),
-            len(groups[0]) + np.searchsorted(groups[1], outside),
-        )
-        place = np.concatenate(places)
-        drawn = [_drawn(len(group), resamples, seed) for seed, group in enumerate(groups)]
-        weights = np.concatenate(drawn, axis=1)
-    scores = pd.concat([compared.inside["score"], compared.outside["score"]]).to_numpy()
-    ranking = rank(_kinds(compared), scores, place.astype(np.intp))
-    return weighted_auroc(ranking, weights)
-
-
-@lru_cache(maxsize=16)
-def _drawn(patients: int, resamples: int, seed: int) -> npt.NDArray[np.int32]:
-    return group_multiplicities(patients, range(resamples), seed=seed)
+    """AUROC over resamples of patients, (resamples,); see `scores.detection`."""
+    both = pd.concat([compared.inside, compared.outside])
+    return resampled_detection(_kinds(compared), both["score"], both["group_id"], resamples)
 
 
 def _kinds(compared: Compared) -> npt.NDArray[np.int8]:
