@@ -135,21 +135,25 @@ def _run(number: int, row: str, seed: int, hours: float, digest: str) -> PackedR
 
 
 def timed(folder: Path, bundles: list[Path], official: Official) -> dict[str, float]:
-    """Seconds of a build, and the peak of this process so far."""
-    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+    """Seconds of a build with its processes, and the peaks of this one and of the largest other."""
+    start, before = time.perf_counter(), measure.cpu_seconds()
     display = progress("board", len(bundles), "bundles")
     board = board_of(bundles, official, title="Speed", done=display.update)
     display.close()
     compared = time.perf_counter()
     write_site(board, folder / "site")
-    after = resource.getrusage(resource.RUSAGE_SELF)
     figures = {
         "seconds": time.perf_counter() - start,
         "seconds_of_pages": time.perf_counter() - compared,
-        "cpu_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        "peak_mib": after.ru_maxrss / 1024,
+        "cpu_seconds": measure.cpu_seconds() - before,
+        "peak_mib": _peak_mib(resource.RUSAGE_SELF),
+        "peak_mib_of_others": _peak_mib(resource.RUSAGE_CHILDREN),
     }
     return measure.rounded_all(figures)
+
+
+def _peak_mib(whose: int) -> float:
+    return resource.getrusage(whose).ru_maxrss / 1024
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import sys
 import time
@@ -143,6 +144,12 @@ def spread(values: list[float]) -> dict[str, float]:
     """Median and range of the repetitions."""
     figures = {"median": statistics.median(values), "least": min(values), "most": max(values)}
     return rounded_all(figures)
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended; in microseconds' steps."""
+    of_children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + of_children.ru_utime + of_children.ru_stime
 
 
 def rounded(value: float) -> float:

@@ -86,9 +86,9 @@ def in_own_process(work: Work, units: int) -> Figures:
 
 
 def _measured(work: Work, units: int, sender: Connection) -> None:
-    wall, before = time.perf_counter(), _cpu_seconds()
+    wall, before = time.perf_counter(), measure.cpu_seconds()
     work()
-    seconds, cpu = time.perf_counter() - wall, _cpu_seconds() - before
+    seconds, cpu = time.perf_counter() - wall, measure.cpu_seconds() - before
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     figures = {
         "seconds": seconds,
@@ -98,12 +98,6 @@ def _measured(work: Work, units: int, sender: Connection) -> None:
         "peak_mib": peak,
     }
     sender.send(measure.rounded_all(figures))
-
-
-def _cpu_seconds() -> float:
-    """CPU time of this process and of its children that have ended; in microseconds' steps."""
-    of_children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + of_children.ru_utime + of_children.ru_stime
 
 
 def command(*arguments: str) -> None:

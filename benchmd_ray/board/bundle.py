@@ -199,7 +199,7 @@ def read_bundle(folder: Path) -> Bundle:
     Raises:
         Refused: It has another form, a file too many or too few, or a wrong hash or signature.
     """
-    sizes = _files(folder)
+    sizes = file_sizes(folder)
     about, content = _read(Description, folder, ABOUT)
     about = _checked(about)
     expected = {ABOUT, *(f"{FOLDER}/{n:04d}.bin" for n in range(len(about.parts)))}
@@ -223,8 +223,12 @@ def read_bundle(folder: Path) -> Bundle:
     return Bundle(folder, name, about, signer, sum(sizes.values()))
 
 
-def _files(folder: Path) -> dict[str, int]:
-    """Sizes of the files of a folder by name; no links, few enough, small enough."""
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Sizes of the files of a bundle by name.
+
+    Raises:
+        Refused: It holds a link, too many files, or too large ones.
+    """
     if not folder.is_dir() or folder.is_symlink():
         raise Refused(f"it is not a folder, expected one with {ABOUT}, as `benchmd pack` writes it")
     sizes: dict[str, int] = {}

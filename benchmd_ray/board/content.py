@@ -20,6 +20,8 @@ from benchmd_ray.report.table import text_of
 FORMAT = 1
 FLAGS = ("copy?", "shared name")
 """Of entries that an organiser should look at."""
+MOST_NAMED = 10
+"""Others of the same name that an entry lists."""
 Row = dict[str, Any]
 Places = Mapping[tuple[str, str], tuple[Contest, Placed]]
 """Where entries are placed, by `entry_id` and dataset."""
@@ -190,7 +192,9 @@ def _notes(board: Board, entry: Entry) -> Iterator[str]:
             )
         if seen := {part.contamination for part in parts} - {""}:
             yield f"Contamination, as stated: {dataset}: {'; '.join(sorted(seen))}."
-    for other in board.namesakes(entry):
-        yield f"Name: {whose(other)} has the same, by another key or none: who is who is unknown."
+    if others := [whose(other) for other in board.namesakes(entry)]:
+        first, more = ", ".join(others[:MOST_NAMED]), len(others) - MOST_NAMED
+        listed = first if more <= 0 else f"{first} and {more:,} more"
+        yield f"Name: the same, by another key or none, has {listed}: who is who is unknown."
     if not entry.bundle.signer:
         yield "Not signed: anybody could have submitted it by this name."

@@ -35,7 +35,7 @@ from benchmd_ray.scores.sums import mean_over_classes
 from benchmd_ray.scores.support import support
 
 Floats = npt.NDArray[np.float64]
-RESAMPLES = 1000
+RESAMPLES, MOST_RESAMPLES = 1000, 10_000
 KEPT = pa.schema(
     [
         ("entry", pa.int32()),

@@ -18,10 +18,11 @@ from typing import Annotated
 from pydantic import Field
 
 from benchmd_ray.board.build import Board, RefusedBundle, Text, board_of
-from benchmd_ray.board.bundle import Bundle, Refused, read_bundle
+from benchmd_ray.board.bundle import Bundle, Refused, file_sizes, read_bundle
 from benchmd_ray.board.content import Row, content, frame
 from benchmd_ray.board.official import Official
 from benchmd_ray.board.pages import pages
+from benchmd_ray.board.recompute import MOST_RESAMPLES
 from benchmd_ray.board.rerun import flat
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.extensions.parts import package_versions
@@ -45,7 +46,7 @@ class Made:
     """Content of ``build.json``: what a site is made of next to its bundles."""
 
     title: Text
-    resamples: Annotated[Count, Field(ge=1, le=100_000)]
+    resamples: Annotated[Count, Field(ge=1, le=MOST_RESAMPLES)]
     refused: list[RefusedBundle]
     versions: dict[Name, Name]
 
@@ -120,7 +121,10 @@ def _keep(bundle: Bundle, folder: Path) -> None:
     if not _holds(folder, bundle):
         if folder.exists():
             remove(folder)
-        shutil.copytree(bundle.folder, folder, symlinks=True)
+        with suppress(Refused, FileNotFoundError):  # told below
+            for name in file_sizes(bundle.folder):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(bundle.folder / name, folder / name, follow_symlinks=False)
         if not _holds(folder, bundle):
             remove(folder)
             raise BenchmdError(f"{bundle.folder} was changed meanwhile: build the board again.")

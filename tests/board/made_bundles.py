@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from stores import make_transfer, people, scores_of, targets_of, write_predictions
 
-from benchmd_ray.board.bundle import ABOUT, part_path, row_form
-from benchmd_ray.board.keys import board_key
+from benchmd_ray.board.bundle import ABOUT, part_path, read_bundle, row_form
+from benchmd_ray.board.keys import board_key, signed
 from benchmd_ray.board.official import AboutDataset, write_rows
-from benchmd_ray.board.pack import pack
+from benchmd_ray.board.pack import pack, write_signature
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.files.atomic import json_bytes
 
@@ -131,3 +133,17 @@ def rehash(bundle: Path) -> Path:
 def made_at(bundle: Path, day: int) -> Path:
     """Say that it was made on a day of 2026."""
     return forge(bundle, lambda content: content.update(made=f"2026-01-{day:02d}T00:00:00Z"))
+
+
+def pem(path: Path) -> Path:
+    """A new private key in a file."""
+    key = Ed25519PrivateKey.generate()
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    path.write_bytes(key.private_bytes(*form, serialization.NoEncryption()))
+    return path
+
+
+def sign(bundle: Path, key: Path) -> str:
+    """Sign a bundle; gives the public key."""
+    write_signature(bundle, signed((bundle / ABOUT).read_bytes(), key))
+    return read_bundle(bundle).signer

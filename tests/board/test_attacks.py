@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from made_bundles import forge, forge_part, make_bundle, rehash, write_official
+from made_bundles import forge, forge_part, make_bundle, pem, rehash, sign, write_official
 
 from benchmd_ray.board import build as build_module
+from benchmd_ray.board import content as contents
 from benchmd_ray.board.build import RefusedBundle, board_of
 from benchmd_ray.board.bundle import part_path, row_form
 from benchmd_ray.board.keys import SIGNED, Signature, board_key, is_signed
@@ -322,6 +323,37 @@ def test_an_error_of_one_bundle_is_a_refusal_without_its_text(
     (tmp_path / "site" / "build.json").write_text(json.dumps(stated | {"title": "\ud800"}))
     with pytest.raises(BenchmdError, match=r"title is .*, expected"):
         [*verify(tmp_path / "site", read_official(official))]
+
+
+def test_many_of_one_name_are_counted_and_not_all_listed(tmp_path, official, good, monkeypatch):
+    folders = [shutil.copytree(good, tmp_path / f"key-{n}") for n in range(6)]
+    for folder in folders:
+        sign(folder, pem(tmp_path / "key.pem"))
+    monkeypatch.setattr(contents, "MOST_NAMED", 2)
+    entries = contents.content(build(folders, official))["entries"]
+    notes = [note for entry in entries for note in entry["notes"] if note.startswith("Name:")]
+    assert len(notes) == 6
+    assert all(" and 3 more: who is who is unknown" in note for note in notes)
+
+
+def test_a_published_bundle_has_no_mode_of_its_submitter(tmp_path, official, good):
+    bad = shutil.copytree(good, tmp_path / "odd")
+    bad.chmod(0o500)
+    part_path(bad, 0).chmod(0o7555)
+    write_site(build([bad], official), tmp_path / "site")
+    (kept,) = (tmp_path / "site" / "bundles").iterdir()
+    assert kept.stat().st_mode & 0o200
+    assert not part_path(kept, 0).stat().st_mode & 0o7111
+
+
+def test_nobody_who_verifies_is_made_to_draw_without_end(tmp_path, official, good):
+    write_site(build([good], official), tmp_path / "site")
+    made = json.loads((tmp_path / "site" / "build.json").read_text("utf-8"))
+    (tmp_path / "site" / "build.json").write_text(json.dumps(made | {"resamples": 10_001}))
+    with pytest.raises(BenchmdError, match="resamples"):
+        next(verify(tmp_path / "site", read_official(official)))
+    with pytest.raises(BenchmdError, match="10,001 resamples: expected at most 10,000"):
+        board_of([good], read_official(official), title="A board", resamples=10_001)
 
 
 def test_what_changes_after_it_was_scored_is_not_published(tmp_path, official, good):

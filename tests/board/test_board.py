@@ -13,8 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from browsers import started_browser
 from click.testing import CliRunner
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from made_bundles import (
     KEY,
     SEEDS,
@@ -22,18 +20,21 @@ from made_bundles import (
     forge_part,
     made_at,
     make_bundle,
+    pem,
     rows_of,
+    sign,
     write_official,
 )
 from stores import ECG_DATA, make_transfer, people, predict_all, targets_of
 
+from benchmd_ray.board import build as building
 from benchmd_ray.board import recompute
 from benchmd_ray.board.build import board_of, entry_id, whose
-from benchmd_ray.board.bundle import ABOUT, Refused, part_path, read_bundle
+from benchmd_ray.board.bundle import Refused, part_path, read_bundle
+from benchmd_ray.board.content import content
 from benchmd_ray.board.copies import copies, sketch
-from benchmd_ray.board.keys import board_key, signed
+from benchmd_ray.board.keys import board_key
 from benchmd_ray.board.official import read_official, write_rows
-from benchmd_ray.board.pack import write_signature
 from benchmd_ray.board.ranking import cost_of, front
 from benchmd_ray.board.rerun import command as again
 from benchmd_ray.board.site import verify, write_site
@@ -253,18 +254,6 @@ def command(official, site):
     return ("board", "build", *options)
 
 
-def pem(path):
-    key = Ed25519PrivateKey.generate()
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
-    path.write_bytes(key.private_bytes(*form, serialization.NoEncryption()))
-    return path
-
-
-def sign(bundle, key):
-    write_signature(bundle, signed((bundle / ABOUT).read_bytes(), key))
-    return read_bundle(bundle).signer
-
-
 def test_a_name_belongs_to_a_key_only_by_the_organisers_file(tmp_path, official):
     victim = make_bundle(tmp_path / "victim", "Lab", skill=0.5)
     thief = shutil.copytree(victim, tmp_path / "thief")  # what is published, signed by a stranger
@@ -274,7 +263,8 @@ def test_a_name_belongs_to_a_key_only_by_the_organisers_file(tmp_path, official)
     assert not board.refused
     assert len({bundle.id for bundle in board.bundles}) == 2
     text = run(*command(official, tmp_path / "both"), victim, thief)
-    assert f"of Lab (not signed): Name: Lab ({stranger[:16]}) has the same" in text
+    assert "of Lab (not signed): Name: the same, by another key or none, has " in text
+    assert f"Lab ({stranger[:16]}): who" in text
     key = sign(victim, pem(tmp_path / "victim.pem"))
     (tmp_path / "submitters").write_text(f"{key} LAB\n")
     text = run(
@@ -409,6 +399,19 @@ def test_an_unchanged_bundle_is_not_scored_again(tmp_path, official, monkeypatch
     assert values(build([folder], official)) == first
     with pytest.raises(BaseException, match="it was read again"):
         build([folder], official, fresh=True)
+
+
+def test_processes_build_the_board_that_one_process_builds(tmp_path, official, monkeypatch):
+    folders = [make_bundle(tmp_path / name, name, noise=n) for n, name in enumerate("abc")]
+    forge_part(folders[1], lambda rows: rows[:-1])
+    alone = content(build(folders, official, fresh=True))
+    monkeypatch.setattr(building, "MANY", 2)
+    monkeypatch.setattr(building, "CHUNK", 1)
+    monkeypatch.setattr(building, "usual_threads", lambda: 2)
+    done = []
+    assert content(build(folders, official, fresh=True, done=done.append)) == alone
+    assert done == [1, 2, 3]
+    assert [each["name"] for each in alone["refused"]] == ["b"]
 
 
 def test_a_site_is_verified_and_whatever_was_changed_is_told(tmp_path, official):
