@@ -13,9 +13,9 @@ import numpy.typing as npt
 from benchmd_ray.board.bundle import PackedRun
 from benchmd_ray.board.official import AboutDataset, Official
 from benchmd_ray.board.recompute import Entry
+from benchmd_ray.board.rerun import kind_of_source
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.registry import settings_among, starts
-from benchmd_ray.modality.modalities import modality
 from benchmd_ray.report.contamination import is_marked
 from benchmd_ray.report.frames import LABELS, mode_and_labels, rank_of
 from benchmd_ray.report.protocols import TUNED
@@ -87,7 +87,8 @@ def _follows(run: PackedRun) -> bool:
     if pretrained and "pretrain" not in run.settings:
         return False
     with suppress(BenchmdError):  # a modality that is not known here
-        return start.followed(modality(run.modality), run.technique, settings_among(run.settings))
+        kind = kind_of_source(run.source, run.modality)
+        return start.followed(kind, run.technique, settings_among(run.settings))
     return False
 
 

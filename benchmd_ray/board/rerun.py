@@ -11,8 +11,9 @@ from typing import Any
 
 from benchmd_ray.board.bundle import PackedRun, Refused
 from benchmd_ray.board.recompute import Entry
+from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modality.modalities import modality
+from benchmd_ray.modality.modalities import Modality, modality
 from benchmd_ray.settings.definition import Settings, as_dict, default_settings, updated
 from benchmd_ray.settings.in_use import in_use
 from benchmd_ray.ssl import protocol_encoder
@@ -50,18 +51,30 @@ def flat(value: object, place: str = "", *, lists: bool = False) -> dict[str, ob
     return {name: leaf for leaves in below for name, leaf in leaves.items()}
 
 
+def kind_of_source(source: str, name: str) -> Modality:
+    """The modality of a run by its source and the modality's name; of MedMNIST each has its own.
+
+    Raises:
+        BenchmdError: Neither is known here.
+    """
+    card = cards().get(source)
+    return card.modality if card and card.modality.name == name else modality(name)
+
+
 @lru_cache(maxsize=64)
-def _usual(name: str, technique: str) -> dict[str, object]:
+def _usual(source: str, name: str, technique: str) -> dict[str, object]:
     """The defaults of a modality; none of one that is not known here."""
     with suppress(BenchmdError):
-        return flat(as_dict(default_settings(modality(name), protocol_encoder(technique))))
+        kind = kind_of_source(source, name)
+        return flat(as_dict(default_settings(kind, protocol_encoder(technique))))
     return {}
 
 
 def command(entry: Entry) -> str:
     """The command line; what a bundle says is quoted for a shell."""
     run = entry.first
-    usual = _usual(run.modality, run.technique)
+    usual = _usual(run.source, run.modality, run.technique)
+    others = {p.evaluation for each in entry.runs for p in each.predictions if not p.is_main}
     options: list[tuple[str, Any]] = [
         *(
             ("catalog", f"catalogs/{n}")
@@ -70,6 +83,7 @@ def command(entry: Entry) -> str:
         ("technique", run.technique),
         ("setting", run.setting),
         *(("seed", each.seed) for each in entry.runs),
+        *(("evaluate", name) for name in others if len(others) == 1),
         *(
             ("set", f"{name}={json.dumps(value)}")
             for name, value in settings_of(run).items()

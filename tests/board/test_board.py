@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from hashlib import sha256
 from itertools import combinations
 
@@ -35,11 +36,12 @@ from benchmd_ray.board.content import content
 from benchmd_ray.board.copies import copies, sketch
 from benchmd_ray.board.keys import board_key
 from benchmd_ray.board.official import read_official, write_rows
-from benchmd_ray.board.ranking import cost_of, front
+from benchmd_ray.board.ranking import cost_of, division, front
 from benchmd_ray.board.rerun import command as again
 from benchmd_ray.board.site import verify, write_site
 from benchmd_ray.board.submitters import compared, is_shown_as_written, read_submitters
 from benchmd_ray.cli import main
+from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.registry import evaluations, starts
 from benchmd_ray.files.integrity import name_of, write_hash
@@ -50,7 +52,7 @@ from benchmd_ray.runs.store import read_stores
 from benchmd_ray.scores.comparison import delong
 from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.scores.support import TEST_PATIENTS
-from benchmd_ray.settings.definition import as_dict
+from benchmd_ray.settings.definition import as_dict, default_settings
 from speed import boards
 
 RESAMPLES = 200
@@ -613,6 +615,27 @@ def test_the_command_of_an_entry_runs_it_again_and_is_quoted(tmp_path, official)
     assert "--set transfer.optimiser.lr=0.01" in text
     assert "--seed 0 \\\n    --seed 1" in text
     assert "--catalog catalogs/georgia" in text
+
+
+def test_a_run_of_medmnist_follows_the_protocol_of_its_dataset(tmp_path, official):
+    kind = kind_of("breastmnist")
+
+    def small(content):
+        (run,) = content["runs"]
+        run |= {"source": "breastmnist", "modality": kind.name, "protocol": "small"}
+        stated = as_dict(starts()["small"].settings(kind, "scratch", ""))
+        stated["transfer"] |= {n: run["settings"]["transfer"][n] for n in ("mode", "labels")}
+        run["settings"] = {name: stated[name] for name in run["settings"]}
+
+    (entry,) = build([forge(make_bundle(tmp_path / "bundle"), small)], official).entries
+    about = replace(read_official(official).datasets["georgia"].about, modality=kind.name)
+    assert division(entry, about) == "small protocol"
+    stated = re.findall("--set ([^= ]+)=", again(entry))
+    usual, own = (
+        settings["encoder"] for settings in (as_dict(default_settings(kind)), entry.first.settings)
+    )
+    assert {f"encoder.{name}" for name in own if own[name] != usual[name]} <= {*stated}
+    assert {"encoder.width", "encoder.depth"} <= {*stated}
 
 
 def test_a_folder_that_is_no_site_is_left_alone(tmp_path, official):
