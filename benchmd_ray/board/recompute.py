@@ -212,7 +212,7 @@ def _result(
 
 
 def _seeds(files: Sequence[_File]) -> list[int]:
-    return [file.run.seed for file in files]
+    return sorted(file.run.seed for file in files)
 
 
 def _read(row: Mapping[str, pa.Scalar]) -> Result:
