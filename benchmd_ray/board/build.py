@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import sha256
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +19,7 @@ from benchmd_ray.board.ranking import Contest, Placed, contests, division
 from benchmd_ray.board.recompute import MOST_RESAMPLES, RESAMPLES, Entry, entries
 from benchmd_ray.board.rerun import command
 from benchmd_ray.console.terminal import visible
+from benchmd_ray.data.forked import results_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.table import text_of
 from benchmd_ray.schema.typed import checked
@@ -31,8 +30,8 @@ LONGEST = 1000
 Text = Annotated[str, Field(max_length=LONGEST), checked(str.isprintable, "printable text")]
 AT_ONCE = 2
 """Most bundles that are read at a time: each may have 1 GiB."""
-MANY, CHUNK = 32, 8
-"""Bundles for which processes are started, and that each takes at a time."""
+MANY = 8
+"""Bundles from which on processes score them: Python's own work takes a third of the time."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +111,20 @@ def board_of(
             f"{resamples:,} resamples: expected at most {MOST_RESAMPLES:,}, as whoever verifies a "
             "site computes as many."
         )
-    score = partial(
-        _accepted, official=official, resamples=resamples, fresh=fresh, submitters=submitters or {}
-    )
+    paths = [*folders]
+    processes = min(AT_ONCE, usual_threads()) if len(paths) >= MANY else 1
+
+    def score(number: int) -> list[Entry] | RefusedBundle:
+        return _accepted(paths[number], official, resamples, submitters or {}, fresh=fresh)
+
     turned_away, whole = [*refused], list[Entry]()
-    for count, result in enumerate(_each(score, [*folders]), start=1):
-        done(count)
-        if isinstance(result, RefusedBundle):
-            turned_away.append(result)
-        else:
-            whole += result
+    with closing(results_of(score, len(paths), processes, "scored bundles")) as results:
+        for count, result in enumerate(results, start=1):
+            done(count)
+            if isinstance(result, RefusedBundle):
+                turned_away.append(result)
+            else:
+                whole += result
     current, earlier = _current(whole)
     return Board(
         title=visible(title)[:LONGEST],
@@ -135,23 +138,6 @@ def board_of(
     )
 
 
-Result = list[Entry] | RefusedBundle
-
-
-def _each(score: Callable[[Path], Result], folders: Sequence[Path]) -> Iterator[Result]:
-    """Results of many bundles by processes, since Python's own work takes a third of the time."""
-    processes = min(AT_ONCE, usual_threads())
-    if len(folders) < MANY or processes < 2:
-        yield from map(score, folders)
-        return
-    with ProcessPoolExecutor(processes, get_context("spawn"), _with_one_thread) as pool:
-        yield from pool.map(score, folders, chunksize=CHUNK)
-
-
-def _with_one_thread() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"  # as `usual_threads` reads it
-
-
 def _accepted(
     folder: Path,
     official: Official,
@@ -159,7 +145,7 @@ def _accepted(
     submitters: Mapping[str, str],
     *,
     fresh: bool,
-) -> Result:
+) -> list[Entry] | RefusedBundle:
     """The entries of a bundle, or why it is refused."""
     try:
         bundle = read_bundle(folder)

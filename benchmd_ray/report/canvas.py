@@ -5,15 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import multiprocessing
 import re
-import signal
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
-from benchmd_ray.data.apart import end_with_parent
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.data.forked import results_of
 from benchmd_ray.files.atomic import remove, replacing, write_json
 from benchmd_ray.scores.resampling import usual_threads
 
@@ -236,48 +230,19 @@ def write_all(
         BenchmdError: A process that wrote figures was killed.
     """
     processes = min(usual_threads(), len(figures) // EACH)
-    if processes < 2 or sys.platform != "linux":
-        for number, (name, figure) in enumerate(figures, 1):
-            write(figure, folder, name)
-            reported(number)
-        return
     work = partial(_written, figures, folder)
-    # Forked, so that they import nothing: the working folder may have modules of any kind.
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, context, _begin, (work,)) as pool:
-        jobs = [pool.submit(_write_number, place) for place in range(len(figures))]
-        try:
-            for number, ((name, figure), job) in enumerate(zip(figures, jobs, strict=True), 1):
-                job.result()
-                _DRAWN[figure] = (folder / f"{name}.svg").read_text("utf-8")
-                reported(number)
-        except BrokenProcessPool:
-            raise BenchmdError(
-                f"a process that wrote figures into {folder} was killed, perhaps for lack of "
-                f"memory: run the command again, with OMP_NUM_THREADS=1 for one at a time."
-            ) from None
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    doing = f"wrote figures into {folder}"
+    with closing(results_of(work, len(figures), processes, doing)) as results:
+        for number, ((_, figure), svg) in enumerate(zip(figures, results, strict=True), 1):
+            _DRAWN[figure] = svg
+            reported(number)
 
 
-_work: list[Callable[[int], None]] = []
-"""In a forked process: writes the figure at an index."""
-
-
-def _begin(work: Callable[[int], None]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles the interrupt
-    end_with_parent()
-    _work.append(work)
-
-
-def _write_number(place: int) -> None:
-    _work[0](place)
-
-
-def _written(figures: Sequence[tuple[str, Figure]], folder: Path, place: int) -> None:
+def _written(figures: Sequence[tuple[str, Figure]], folder: Path, place: int) -> str:
+    """Write a figure; gives its SVG."""
     name, figure = figures[place]
     write(figure, folder, name)
+    return svg_of(figure)
 
 
 def _lay_out(figure: Figure) -> None:

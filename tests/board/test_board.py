@@ -1,8 +1,13 @@
 """Boards: bundles hold what is said, scores are those of reports, groups those of the tests."""
 
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 from hashlib import sha256
 from itertools import combinations
@@ -408,12 +413,55 @@ def test_processes_build_the_board_that_one_process_builds(tmp_path, official, m
     forge_part(folders[1], lambda rows: rows[:-1])
     alone = content(build(folders, official, fresh=True))
     monkeypatch.setattr(building, "MANY", 2)
-    monkeypatch.setattr(building, "CHUNK", 1)
     monkeypatch.setattr(building, "usual_threads", lambda: 2)
     done = []
     assert content(build(folders, official, fresh=True, done=done.append)) == alone
     assert done == [1, 2, 3]
     assert [each["name"] for each in alone["refused"]] == ["b"]
+
+
+def test_a_process_that_dies_is_an_error(tmp_path, official, monkeypatch):
+    folders = [make_bundle(tmp_path / name, name) for name in "ab"]
+    monkeypatch.setattr(building, "MANY", 2)
+    monkeypatch.setattr(building, "usual_threads", lambda: 2)
+    monkeypatch.setattr(building, "read_bundle", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(BenchmdError, match="a process that scored bundles was killed, perhaps"):
+        build(folders, official)
+
+
+def test_processes_import_nothing_of_the_working_folder_and_end_with_an_interrupt(
+    tmp_path, official
+):
+    """Who sends bundles may write into it; and a script need not guard its own import."""
+    folders = [make_bundle(tmp_path / name, name) for name in "ab"]
+    script = """
+        import os, sys, time
+        from pathlib import Path
+        from benchmd_ray.board import build
+        from benchmd_ray.board.official import read_official
+        build.MANY = 2
+        found = read_official(Path(sys.argv[1]))
+        if "wait" in sys.argv:
+            build.read_bundle = lambda _: print("reads", flush=True) or time.sleep(60)
+        board = build.board_of(map(Path, sys.argv[2:4]), found, title="A board", resamples=10)
+        print(len(board.entries))
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    work = tmp_path / "work"
+    work.mkdir()
+    for name in ("multiprocessing.py", "pickle.py", "struct.py"):
+        (work / name).write_text("open('imported', 'w')")
+    command = [sys.executable, tmp_path / "script.py", official, *folders]
+    about = {"cwd": work, "env": {**os.environ, "OMP_NUM_THREADS": "2"}, "text": True}
+    assert subprocess.check_output(command, **about) == "2\n"
+    assert not (work / "imported").exists()
+    about |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+    with subprocess.Popen([*command, "wait"], **about) as waiting:
+        assert waiting.stdout.readline() == "reads\n"
+        os.killpg(waiting.pid, signal.SIGINT)
+        _, told = waiting.communicate(timeout=20)
+    assert told.count("Traceback") == 1  # that of this process
+    assert told.strip().endswith("KeyboardInterrupt")
 
 
 def test_a_site_is_verified_and_whatever_was_changed_is_told(tmp_path, official):

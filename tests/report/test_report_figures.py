@@ -20,6 +20,7 @@ from analysis_frames import SOURCES, invented, made, without_intervals
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from sklearn.metrics import roc_auc_score
 
+from benchmd_ray.data import forked
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report import canvas, figures_groups, figures_ranks
 from benchmd_ray.report.analysis import _roc
@@ -953,7 +954,7 @@ def test_figures_that_processes_write_have_the_same_bytes(tmp_path, monkeypatch)
     assert len(first) == 6
     assert first == second
     assert told == [1, 2, 3]
-    assert not canvas._work  # this process wrote none of them
+    assert not forked._work  # this process wrote none of them
     assert again[0][1].get_layout_engine() is not None
     for name, figure in again:
         assert svg_of(figure) == (folders[1] / f"{name}.svg").read_text("utf-8")
