@@ -87,7 +87,7 @@ def weighted_auroc(ranking: Ranking, weights: Weights) -> Floats:
     wins against all rows instead takes only one cumulative sum; the positives win half of their
     squared weight among themselves, which is subtracted.
     """
-    rows = _cumulative(weights, ranking.rows)
+    rows = cumulative(weights, ranking.rows)
     at_level = _positives_at_levels(ranking, weights)
     twice_below = rows.take(ranking.below, axis=1, mode="clip")
     twice_below += rows.take(ranking.up_to, axis=1, mode="clip")
@@ -98,7 +98,7 @@ def weighted_auroc(ranking: Ranking, weights: Weights) -> Floats:
 
 def weighted_average_precision(ranking: Ranking, weights: Weights) -> Floats:
     """Average precision of each draw, (draws,), as in scikit-learn; NaN as in `weighted_auroc`."""
-    rows = _cumulative(weights, ranking.rows)
+    rows = cumulative(weights, ranking.rows)
     at_level = _positives_at_levels(ranking, weights)
     total = rows[:, -1:]
     positives_above = np.cumsum(at_level[:, ::-1], axis=1, dtype=rows.dtype)[:, ::-1]
@@ -109,7 +109,7 @@ def weighted_average_precision(ranking: Ranking, weights: Weights) -> Floats:
     return np.where(positives < total[:, 0], ratio(added, positives), np.nan)
 
 
-def _cumulative(weights: Weights, patients: Places) -> npt.NDArray[Any]:
+def cumulative(weights: Weights, patients: Places) -> npt.NDArray[Any]:
     """Weight of the first 0, 1, … rows: (draws, rows + 1)."""
     most = int(weights.max(initial=0)) * len(patients)
     wide = np.int32 if most < _NARROW else np.int64
@@ -122,6 +122,6 @@ def _positives_at_levels(ranking: Ranking, weights: Weights) -> npt.NDArray[Any]
     """Weight of the positives of each level: (draws, levels)."""
     if len(ranking.positives_up_to) == len(ranking.positives):  # no two score the same
         return weights.take(ranking.positives, axis=1, mode="clip")
-    sums = _cumulative(weights, ranking.positives)
+    sums = cumulative(weights, ranking.positives)
     up_to = sums.take(ranking.positives_up_to, axis=1, mode="clip")
     return np.diff(up_to, axis=1, prepend=0)

@@ -235,23 +235,24 @@ def _summed(
 
 
 def _weights(patients: int, draws: range, seed: int) -> Weights:
-    """`group_multiplicities`, in one byte each where they fit.
+    """`narrow_multiplicities`.
 
     With few patients they are cached, as every metric and every run on a dataset needs the same
     ones.
     """
-    make = _few_weights if patients * len(draws) <= _KEPT_ELEMENTS else _made_weights
+    make = _few_weights if patients * len(draws) <= _KEPT_ELEMENTS else narrow_multiplicities
     return make(patients, draws, seed)
 
 
 @lru_cache(maxsize=8)
 def _few_weights(patients: int, draws: range, seed: int) -> Weights:
-    weights = _made_weights(patients, draws, seed)
+    weights = narrow_multiplicities(patients, draws, seed)
     weights.flags.writeable = False
     return weights
 
 
-def _made_weights(patients: int, draws: range, seed: int) -> Weights:
+def narrow_multiplicities(patients: int, draws: range, seed: int) -> Weights:
+    """`group_multiplicities`, in one byte each where they fit."""
     weights = np.empty((len(draws), patients), np.uint8)
     for row, draw in enumerate(draws):
         counts = group_multiplicities(patients, range(draw, draw + 1), seed=seed)[0]

@@ -14,7 +14,7 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.ood.methods.formulas import auroc
 from benchmd_ray.benchmarks.ood.methods.method import Floats
-from benchmd_ray.scores.detection import resampled_detection
+from benchmd_ray.scores.detection import Side, resampled_detection
 from benchmd_ray.scores.support import Basis, support
 
 ACCEPTED = 0.95
@@ -91,8 +91,12 @@ def threshold_of(calibrating: Floats) -> float:
 
 def resampled_auroc(compared: Compared, resamples: int) -> Floats:
     """AUROC over resamples of patients, (resamples,); see `scores.detection`."""
-    both = pd.concat([compared.inside, compared.outside])
-    return resampled_detection(_kinds(compared), both["score"], both["group_id"], resamples)
+    draws = resampled_detection(_side(compared.inside), [_side(compared.outside)], resamples)
+    return np.ravel(draws)
+
+
+def _side(rows: pd.DataFrame) -> Side:
+    return rows["score"].to_numpy(), rows["group_id"].to_numpy()
 
 
 def _kinds(compared: Compared) -> npt.NDArray[np.int8]:
