@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from benchmd_ray.board.detection import AboutSet, Detected
+from benchmd_ray.board.detection import MOST_CASES, MOST_SETS, AboutSet, Detected
 from benchmd_ray.board.keys import HASHES, BoardKey
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.provenance import Provenance
@@ -81,7 +81,7 @@ class AboutDataset:
     task: Task
     detection: Name = ""
     """Evaluation of detection; empty where the digests were made without."""
-    sets: Annotated[list[AboutSet], Field(max_length=1000)] = field(default_factory=list)
+    sets: Annotated[list[AboutSet], Field(max_length=MOST_SETS)] = field(default_factory=list)
     """Of detection."""
 
 
@@ -194,9 +194,9 @@ def write_rows(
     parts, abouts = [], []
     for number, (table, about) in enumerate(zip(tables, datasets, strict=True)):
         parts.append(_rows(table, about.name, number, key))
-        if about.name in detections:
-            evaluation, records = detections[about.name]
-            sets = list(dict.fromkeys(_sets(records)))
+        evaluation, records = detections.get(about.name, ("", None))
+        sets = [] if records is None else list(dict.fromkeys(_sets(records)))
+        if any(each.use_case for each in sets):  # none where all are too small
             parts.append(_detected(records, sets, about.name, number, key))
             about = replace(about, detection=evaluation, sets=sets)
         abouts.append(about)
@@ -249,7 +249,8 @@ def _rows(table: pa.Table, dataset: str, number: int, key: BoardKey) -> pa.Table
 def _detected(
     table: pa.Table, sets: Sequence[AboutSet], dataset: str, number: int, key: BoardKey
 ) -> pa.Table:
-    of = [sets.index(about) for about in _sets(table)]
+    places = {about: place for place, about in enumerate(sets)}
+    of = [places[about] for about in _sets(table)]
     records = detected_hashes(table, dataset, key)
     return _hashed(table, dataset, number, key, record=records, set=of, target=[""] * len(table))
 
@@ -335,11 +336,12 @@ def _dataset(about: AboutDataset, rows: pa.Table, path: Path) -> OfficialDataset
 
 
 def _detected_of(about: AboutDataset, rows: pa.Table, path: Path) -> Detected | None:
-    if not about.detection:
-        return None
     columns = _columns(rows, pc.is_valid(rows["set"]), about, path)
-    cases = {each.use_case for each in about.sets}
-    if {*columns["set"]} != {*range(len(about.sets))} or "" not in cases or cases == {""}:
+    if not (about.detection or about.sets or columns["set"]):
+        return None
+    cases = [each.use_case for each in about.sets]
+    named = {*columns["set"]} == {*range(len(cases))} and len({*about.sets}) == len(cases)
+    if not (about.detection and named and cases.count("") == 1 < len({*cases}) <= MOST_CASES + 1):
         raise Damaged(path, f"detection of {shown(about.name)} has other sets than named", REMEDY)
     numbers, names = np.array(columns["set"], np.int32), (columns["unit"], columns["patient"])
     return Detected(about.sets, columns["record"], numbers, *names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from benchmd_ray._version import __version__
 from benchmd_ray.board.bundle import (
     ABOUT,
+    CONDITION,
     FOLDER,
     SIGNATURE,
     Bundle,
@@ -34,7 +36,7 @@ from benchmd_ray.board.packed_run import packed_run
 from benchmd_ray.console.progress import progress
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import PERSON
-from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.evaluation.evaluation import DETECTED
 from benchmd_ray.evaluation.registry import evaluations
 from benchmd_ray.files.atomic import TEMPORARY, json_bytes
@@ -47,6 +49,8 @@ from benchmd_ray.runs.predictions import IDENTIFIERS, Predictions, read_predicti
 from benchmd_ray.runs.store import Run, read_stores
 
 SCORES = "scores"
+_CLASSIFIED = {*IDENTIFIERS, SCORES, "target"}
+"""Columns of a classification."""
 LEAVES = (
     "leaves:",
     "  of each record its keyed hash and the scores of the model, or of detectors",
@@ -137,9 +141,11 @@ def pack(
                 skipped.append(f"{run.folder.name}: {error}")
         if parts and not why:
             described = packed_run(run, names[run.folder], by_name, parts)
-            first = same.setdefault((*described.entry, *(p.sha256 for p in parts)), run.folder.name)
-            if first == run.folder.name:
+            ranked = [(*described.entry, p.dataset, p.sha256) for p in parts if p.is_main]
+            first = next((same[key] for key in ranked if key in same), "")
+            if not first:
                 packed.append(described)
+                same |= dict.fromkeys(ranked, run.folder.name)
                 number += len(parts)
             else:  # its files are written over, or removed below
                 why = f"its predictions are those of {first}, which stands for both seeds"
@@ -197,7 +203,7 @@ def _parts(
     about, split = predictions.description, ""
     if evaluation.detection:
         seen, files = "", _detected(evaluation.detection.scores(predictions), about["dataset"], key)
-    elif {*IDENTIFIERS, SCORES, "target"} <= set(predictions.table.column_names):
+    elif evaluation.also is None and _CLASSIFIED <= {*predictions.table.column_names}:
         split = scored_split(predictions.splits)
         seen = contamination(run, about, predictions.table["group_id"].to_pylist())
         files = _classified(predictions, split, key)
@@ -207,6 +213,11 @@ def _parts(
         )
     parts: list[Part] = []
     for condition, hashes, scores in files:
+        if not re.fullmatch(CONDITION, condition):
+            raise BenchmdError(
+                f"{name} of {path.stem} is not packed: {shown(condition)} is not a name of "
+                "lower-case letters, digits and hyphens"
+            )
         parts.append(
             Part(
                 evaluation=name,
@@ -244,7 +255,7 @@ def _detected(rows: pa.Table, dataset: str, key: BoardKey) -> Iterator[File]:
 def _conditions(predictions: Predictions, split: str) -> Iterator[tuple[str, pa.Table]]:
     """Rows of a split by condition, each of the same records: ``noise 3``, empty without any."""
     table = predictions.table.filter(pc.equal(predictions.table["split"], split))
-    left = {*IDENTIFIERS, *PERSON, SCORES, "target"}
+    left = {*_CLASSIFIED, *PERSON}
     stated = [n for n in table.column_names if n not in left and table[n].type != pa.bool_()]
     if not stated:
         yield "", table

@@ -186,7 +186,7 @@ def _details(scores: Rows) -> Iterator[Section]:
     few = "Values without an interval rest on too few patients."
     small = "Groups with too few patients are not shown."
     same = "The same records under other conditions, such as simulated faults."
-    over = "Records out of distribution told from those in it, mean over the sets of a use-case."
+    over = "How well detectors tell records out of distribution from others: means over sets."
     for name, heading, caption, keys in (
         ("classes", "Classes", few, ("class", "auroc", *OTHERS)),
         ("subgroups", "Subgroups", small, ("subgroup", "auroc", "patients", "variable")),

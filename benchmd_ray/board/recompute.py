@@ -157,23 +157,24 @@ def _code() -> str:
 
 
 def _require_known(part: Part, official: Official) -> None:
-    known = official.datasets.get(part.dataset)
-    if known is not None and not part.split and part.evaluation != known.about.detection:
-        raise Refused(
-            f"it has {shown(part.evaluation)} of {shown(part.dataset)}, which this board does not "
-            "score: pack without --detection"
-        )
+    known, evaluation = official.datasets.get(part.dataset), evaluations().get(part.evaluation)
     if known is None or part.split not in (known.about.split, ""):
         have = ", ".join(f"{d.about.name} ({d.about.split})" for d in official.datasets.values())
         raise Refused(
             f"it has predictions of {shown(part.dataset)} ({shown(part.split)}), and this board is "
             f"of {have}: pack with --dataset"
         )
-    evaluation = evaluations().get(part.evaluation)
     if evaluation is None:
         raise Refused(f"no benchmark here has its evaluation {shown(part.evaluation)}")
+    its = f"its {part.evaluation} of {part.dataset}"
+    if evaluation.detection and known.about.detection != part.evaluation:
+        raise Refused(f"{its} is not scored on this board: pack without --detection")
     if bool(part.split) == bool(evaluation.detection):
-        raise Refused(f"its {shown(part.evaluation)} of {shown(part.dataset)} states a wrong split")
+        raise Refused(f"{its} states a wrong split")
+    if evaluation.detection and not part.condition:
+        raise Refused(f"{its} does not name its detector")
+    if not (evaluation.detection or evaluation.classifies(known.about.task)):
+        raise Refused(f"{its} is not scored on boards: it does not classify the same records")
     if part.version != evaluation.form.version:
         raise Refused(
             f"its predictions are of version {part.version} of {part.evaluation}, which is now "

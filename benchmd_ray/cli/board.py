@@ -84,14 +84,14 @@ def board() -> None:
 @click.option(
     "--detection",
     is_flag=True,
-    help="Add the records of out-of-distribution detection with CATALOGS that are sources.",
+    help="Add the records on which detectors of models trained on CATALOGS are scored.",
 )
 @click.option(
     "--also",
     type=CATALOG,
     multiple=True,
     metavar="PATH",
-    help="With --detection: catalogs of other records, as for `benchmd run` (repeatable).",
+    help="With --detection: catalogs of other datasets, as for `benchmd run` (repeatable).",
 )
 def board_digest(
     catalogs: tuple[Path, ...],
@@ -122,8 +122,9 @@ def board_digest(
     key = board_key(board)
     abouts = write_digests(opened, key, out, subgroups=subgroups, detections=detections)
     for about in abouts:
-        sets = f"; sets of detection: {len(about.sets)}" if about.sets else ""
-        echo(f"{about.name} ({about.split}): {', '.join(about.task.classes)}{sets}")
+        sets = sum(bool(each.use_case) for each in about.sets)
+        more = f"; {count_of(sets, 'set')} out of distribution" if detection else ""
+        echo(f"{about.name} ({about.split}): {', '.join(about.task.classes)}{more}")
     what = "the labels, age bands and sexes" if subgroups else "the labels"
     echo(f"written: {out}, {out.stat().st_size:,} bytes, with {what} of every record")
 

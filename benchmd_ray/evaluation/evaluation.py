@@ -94,6 +94,7 @@ class Asked:
 
 
 DETECTED = ("record_id", "unit_id", "group_id", "set", "use_case")
+"""Columns that rows of `Detection` begin with."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,10 @@ class Evaluation:
     def name(self) -> str:
         """Name of the evaluation, and of the folder of its predictions."""
         return self.form.evaluation
+
+    def classifies(self, task: Task) -> bool:
+        """Whether it scores the records of a dataset of this task, and those of no other one."""
+        return task.kind in self.tasks and self.also is None
 
     def predict(self, asked: Asked) -> Path:
         """Write the predictions of a run for a catalog."""

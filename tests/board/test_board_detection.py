@@ -1,10 +1,12 @@
 """Detection on a board: the official records, the AUROC of reports, and what is refused."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from made_bundles import KEY, forge, make_bundle, rehash, write_official
@@ -16,11 +18,12 @@ from benchmd_ray.benchmarks.ood.scores import scored
 from benchmd_ray.benchmarks.ood.table import ABOUT, ABOUT_KEYS, ALL, IN, KEYS, THRESHOLDS
 from benchmd_ray.board.build import board_of, entry_id
 from benchmd_ray.board.bundle import part_path, read_bundle, row_form
+from benchmd_ray.board.content import content
 from benchmd_ray.board.official import read_official
 from benchmd_ray.board.pack import pack
 from benchmd_ray.board.site import verify, write_site
 from benchmd_ray.evaluation.evaluation import DETECTED
-from benchmd_ray.files.integrity import Damaged, write_hash
+from benchmd_ray.files.integrity import Damaged, name_of, write_hash
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.runs.store import read_stores
 from benchmd_ray.scores.seeds import pooled_seeds
@@ -169,7 +172,7 @@ def test_detection_is_packed_only_if_asked_for_and_for_boards_that_score_it(
     assert sum("name --detection" in note for note in notes) == len(runs)
     assert not build(tmp_path / "plain", official).refused
     (refused,) = build(bundle, write_official(tmp_path / "other.parquet")).refused
-    assert "'ood' of 'georgia', which this board does not score" in refused.reason
+    assert "its ood of georgia is not scored on this board: pack without" in refused.reason
     text = (bundle / "bundle.json").read_text("utf-8") + repr(part_path(bundle, 2).read_bytes())
     assert "photographs" not in text  # nor any other name of a record's origin
 
@@ -211,11 +214,152 @@ def test_detection_cannot_pass_for_classification_nor_the_reverse(bundle, offici
     assert "states a wrong split" in refused.reason
 
 
-def test_digests_whose_sets_are_not_those_named_are_refused(official, tmp_path):
+@pytest.mark.parametrize(
+    ("evaluation", "version", "condition"),
+    [("segmentation", 2, ""), ("ood-released", 3, ""), ("ood-tuned", 3, "knn")],
+)
+def test_classification_cannot_pass_for_what_a_board_does_not_score(
+    bundle, official, evaluation, version, condition
+):
+    other = {"evaluation": evaluation, "version": version, "condition": condition}
+
+    def restate(content):
+        content["runs"][0]["predictions"].append(content["runs"][0]["predictions"][0] | other)
+        moved = content["runs"][1]["predictions"]
+        numbers = [*range(len(content["runs"][0]["predictions"]) - 1)]
+        files = [part_path(bundle, n).read_bytes() for n in range(len(numbers) + len(moved))]
+        for number, file in enumerate(
+            [*(files[n] for n in numbers), files[0], *files[len(numbers) :]]
+        ):
+            part_path(bundle, number).write_bytes(file)
+
+    (refused,) = build(forge(bundle, restate), official).refused
+    assert refused.reason.startswith(f"its {evaluation} of ")
+    assert refused.reason.endswith("is not scored on boards: it does not classify the same records")
+
+
+def test_a_detector_without_a_name_is_refused(bundle, official):
+    def restate(content):
+        for run in content["runs"]:
+            next(p for p in run["predictions"] if p["evaluation"] == "ood")["condition"] = ""
+
+    (refused,) = build(forge(bundle, restate), official).refused
+    assert refused.reason == "its ood of georgia does not name its detector"
+
+
+def first_of(sets, **about):
+    """Another first set that is out of distribution."""
+    next(each for each in sets if each["use_case"]).update(about)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda about: about["sets"].append({"name": "more", "use_case": "faulty"}), "other sets"),
+        (lambda about: first_of(about["sets"], use_case=""), "other sets"),
+        (lambda about: about.update(detection=""), "other sets"),
+        (lambda about: about["sets"].__setitem__(0, about["sets"][1]), "other sets"),
+        (lambda about: first_of(about["sets"], use_case="<b>"), "use_case is '<b>'"),
+        (lambda about: first_of(about["sets"], use_case="w" * 41), "use_case is 'www"),
+        (lambda about: about["sets"].extend(about["sets"] * 200), "sets is"),
+    ],
+)
+def test_forged_sets_of_digests_are_refused(official, tmp_path, change, reason):
     table = pq.read_table(official)
     named = json.loads(table.schema.metadata[b"official"])
-    named["datasets"][1]["sets"].append({"name": "more", "use_case": "faulty"})
+    change(named["datasets"][1])
     stated = table.replace_schema_metadata({"official": json.dumps(named)})
     pq.write_table(stated, tmp_path / "forged.parquet", compression="none")
-    with pytest.raises(Damaged, match="other sets than named"):
+    with pytest.raises(Damaged, match=reason):
         read_official(tmp_path / "forged.parquet")
+
+
+def test_use_cases_are_few(official, tmp_path):
+    """A name of each would be shown for each detector."""
+    sets = [("in", "")] + [(f"set-{n}", "case-" + "abcdefghijkl"[n]) for n in range(11)]
+    rows = [dict(zip(DETECTED, ("a", "a", "a", *about), strict=True)) for about in sets]
+    detections = {"georgia": ("ood", pa.Table.from_pylist(rows))}
+    with pytest.raises(Damaged, match="other sets than named"):
+        read_official(write_official(tmp_path / "cases.parquet", detections=detections))
+
+
+def test_digests_have_no_detection_where_all_sets_are_too_small(runs, tmp_path):
+    records = detected(predictions_of(runs[0])).select([*DETECTED])
+    alone = records.filter(pc.equal(records["set"], IN))
+    path = write_official(tmp_path / "small.parquet", detections={"georgia": ("ood", alone)})
+    dataset = read_official(path).datasets["georgia"]
+    assert (dataset.detected, dataset.about.detection) == (None, "")
+
+
+def test_sets_of_one_name_and_sets_of_few_patients(tmp_path):
+    """The former are of two use-cases; the latter give a value without an interval."""
+    rng = np.random.default_rng(0)
+    sets = {("in", ""): 40, ("all together", "unseen"): 30, ("all together", "faulty"): 4}
+    rows = [
+        {"record_id": f"{case}/{n}/{m}", "unit_id": f"{case}/{n}/{m}", "group_id": f"{case}/{n}"}
+        | {"set": name, "use_case": case}
+        for (name, case), patients in sets.items()
+        for n in range(patients)
+        for m in range(5)
+    ]
+    table = pa.Table.from_pylist(rows)
+    path = write_official(tmp_path / "o.parquet", detections={"georgia": ("ood", table)})
+    of = read_official(path).datasets["georgia"].detected
+    cases = [of.sets[number].use_case for number in of.numbers]
+    scores = rng.normal(np.array([{"": 0.0, "unseen": 5.0, "faulty": -5.0}[c] for c in cases]))
+    unseen, faulty = sorted(of.results([scores[:, None]], 50), key=lambda r: -r["auroc"])
+    assert (unseen["use_case"], unseen["sets"], faulty["use_case"]) == ("unseen", 1, "faulty")
+    assert unseen["auroc"] > 0.99 > 0.01 > faulty["auroc"]
+    assert unseen["auroc_low"] > 0.8
+    assert np.isnan(faulty["auroc_low"])
+
+
+@pytest.fixture
+def store(runs, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(runs[0].folder.parent, tmp_path / "store")
+
+
+def packed(store, folder):
+    folder.mkdir()
+    runs = read_stores([store]).found
+    return pack(runs, folder, KEY, submitter="A lab", detection=True)
+
+
+def test_detection_of_fewer_seeds_says_so(store, official, tmp_path):
+    second = read_stores([store]).found[1]
+    shutil.rmtree(predictions_path(second.folder, "georgia", "ood").parent)
+    packed(store, tmp_path / "bundle")
+    (entry,) = content(build(tmp_path / "bundle", official))["entries"]
+    score = next(each for each in entry["scores"] if each["dataset"] == "georgia")
+    seeds = {tuple(row["seeds"]) for row in score["detectors"]}
+    assert (score["seeds"], seeds) == ([0, 1], {(1 - second.description["seed"],)})
+
+
+def test_a_seed_whose_classification_is_anothers_is_not_packed(store, official, tmp_path):
+    """Although its detectors, some of which draw at random, score otherwise."""
+    first, second = (run.folder for run in read_stores([store]).found)
+    path, other = (predictions_path(folder, "georgia") for folder in (first, second))
+    table = pq.read_table(path)
+    stated = table.schema.metadata | {b"of": name_of(second).encode()}
+    pq.write_table(table.replace_schema_metadata(stated), other)
+    write_hash(other)
+    (note,) = packed(store, tmp_path / "bundle")
+    assert f"its predictions are those of {first.name}, which stands for both seeds" in note
+    assert not build(tmp_path / "bundle", official).refused
+
+
+def test_a_detector_whose_name_a_board_would_refuse_is_not_packed(store, tmp_path):
+    for run in read_stores([store]).found:
+        path = predictions_path(run.folder, "georgia", "ood")
+        table = pq.read_table(path)
+        fields = [f.with_name("My_Detector") if f.name == "first" else f for f in table.schema]
+        schema = pa.schema(fields, table.schema.metadata)
+        pq.write_table(pa.Table.from_arrays(table.columns, schema=schema), path)
+        write_hash(path)
+    notes = packed(store, tmp_path / "bundle")
+    assert len(notes) == 2
+    assert all("ood of georgia is not packed: 'My_Detector' is not a name of" in n for n in notes)
+    assert {part.evaluation for _, part in read_bundle(tmp_path / "bundle").about.parts} == {
+        "classification"
+    }
