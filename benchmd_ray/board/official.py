@@ -55,8 +55,10 @@ SCHEMA = pa.schema(
     ]
 )
 """``target`` has a letter of `LABELS` for each class. ``set`` is the place of a record's set in
-`AboutDataset.sets`; null of records that are classified. The file is not compressed and no column
-is nested, so that it decodes to little more than it takes: a site's is not to be believed."""
+`AboutDataset.sets`; null of records that are classified. Values are stored one by one, so that the
+file decodes to little more than it takes (`_require_plain`): a site's is not to be believed."""
+LEAST_ROW, MOST_TIMES = 4 + 16 * len(NAMES), 4
+"""Bytes of a row's dataset and hashes, and decoded bytes for each byte of the file."""
 LABELS = b"?01"
 """An unknown label, -1, then 0 and 1."""
 
@@ -203,7 +205,7 @@ def write_rows(
     stated = json.dumps(asdict(AboutBoard(FORMAT, key.check, abouts)))
     table = pa.concat_tables(parts).replace_schema_metadata({METADATA: stated})
     with replacing(path) as partial:
-        pq.write_table(table, partial, compression="none")
+        pq.write_table(table, partial, compression="none", use_dictionary=False)
     return abouts
 
 
@@ -288,10 +290,9 @@ def read_official(path: Path) -> Official:
     """
     with opened(path, path, REMEDY) as file:
         about = _stated(file.schema_arrow, path)
-        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-        if {g.column(n).compression for g in groups for n in range(len(SCHEMA))} - {"UNCOMPRESSED"}:
-            raise Damaged(path, "it is compressed", REMEDY)
+        _require_plain(LEAST_ROW * file.metadata.num_rows, 1, path)
     table = read_table(path, path, REMEDY)
+    _require_plain(table.nbytes, MOST_TIMES, path)
     datasets = {}
     for number, dataset in enumerate(about.datasets):
         rows = table.filter(pc.equal(table["dataset"], number))
@@ -299,6 +300,11 @@ def read_official(path: Path) -> Official:
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return Official(about.board, sha256, datasets)
+
+
+def _require_plain(decoded: int, times: int, path: Path) -> None:
+    if decoded > times * path.stat().st_size:
+        raise Damaged(path, "it is compressed, or repeats values by number", REMEDY)
 
 
 def _stated(schema: pa.Schema, path: Path) -> AboutBoard:

@@ -476,6 +476,14 @@ def test_what_is_computed_of_a_bundle_takes_no_more_than_its_file(tmp_path, offi
 
 def test_digests_of_a_site_that_decode_to_more_than_they_take_are_refused(tmp_path, official):
     table = pq.read_table(official)
-    pq.write_table(table, tmp_path / "compressed.parquet", compression="zstd")
-    with pytest.raises(BenchmdError, match="it is compressed"):
-        read_official(tmp_path / "compressed.parquet")
+    many = table.take([0] * 100_000).replace_schema_metadata(table.schema.metadata)
+    long = table.set_column(5, table.schema.field(5), pa.array(["0" * 100_000] * len(table)))
+    for changed, how in (
+        (many, {"compression": "zstd"}),
+        (many, {"compression": "none"}),  # each value by its number in a dictionary
+        (long, {"compression": "none"}),
+    ):
+        pq.write_table(changed, tmp_path / "forged.parquet", **how)
+        assert (tmp_path / "forged.parquet").stat().st_size < 400_000
+        with pytest.raises(BenchmdError, match="it is compressed, or repeats values by number"):
+            read_official(tmp_path / "forged.parquet")
