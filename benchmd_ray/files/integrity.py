@@ -30,8 +30,8 @@ from benchmd_ray.schema.typed import form_fault
 HASH = "sha256"
 OF = "of"
 """Key of the run or search that a file belongs to, see `name_of`."""
-NAMED = re.compile(r"-([0-9a-f]{12})$")
-"""Pattern of the end of a run's or search's name: the hash of its determinants."""
+NAMED = re.compile(r".*-([0-9a-f]{12}(/.*)?)", re.DOTALL)
+"""Pattern of a path in a run or search, whose name ends in the hash of its determinants."""
 CHECK = "crc32"
 SUFFIX = ".sha256"
 REPLACED_SECONDS = 0.2
@@ -117,11 +117,9 @@ def name_of(folder: Path) -> str:
     This is the hash at the end of the folder's name; for a folder within a search, the search's
     hash and the path from there.
     """
-    path = folder.resolve()
-    for named in (path, *path.parents):
-        if match := NAMED.search(named.name):
-            return (Path(match[1]) / path.relative_to(named)).as_posix()
-    return path.name
+    path = os.path.realpath(folder)
+    match = NAMED.fullmatch(path)
+    return match[1] if match else os.path.basename(path)
 
 
 def require_of(stated: object, folder: Path, path: object, remedy: str) -> None:

@@ -247,7 +247,8 @@ def analyse(
         rows["tuned"].append(frame("tuned", tuned_rows(pairs, paper)))
     others, skipped_too = other_rows(runs, named.of_runs, resamples)
     rows["rows"].append(others)
-    brought, skipped_rows = brought_rows(set(pd.concat(rows["rows"])["dataset"]))
+    datasets = {name for part in rows["rows"] for name in part["dataset"].unique()}
+    brought, skipped_rows = brought_rows(datasets)
     rows["rows"].append(brought)
     lines += [*skipped_too, *skipped_rows]
     rows["searches"].append(frame("searches", search_rows(searches)))
@@ -382,6 +383,7 @@ def pooled_rows(pools_of_block: Sequence[Pool], metrics: Sequence[str]) -> Itera
     for pool in pools_of_block:
         positives, records = pool.first.facts.positives, pool.first.facts.size
         names = ("mean", *pool.first.classes)
+        folders = "; ".join(m.run.folder.name for one in pool.runs for m in one.models)
         for metric in metrics:
             values = pool.values(metric)
             for column, name in enumerate(names):
@@ -404,5 +406,5 @@ def pooled_rows(pools_of_block: Sequence[Pool], metrics: Sequence[str]) -> Itera
                     "paper": paper(pool) if first else float("nan"),
                     "caution": pooled.caution,
                     "contamination": pool.contamination,
-                    "runs": "; ".join(m.run.folder.name for one in pool.runs for m in one.models),
+                    "runs": folders,
                 }

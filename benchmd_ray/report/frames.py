@@ -207,17 +207,14 @@ def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """The named frame with these rows; all columns but those of contamination are needed."""
     columns, records = FRAMES[name], list(rows)
     return pd.DataFrame(
-        {
-            column: pd.Series(
-                [
-                    row.get(column, "") if column in CONTAMINATIONS else row[column]
-                    for row in records
-                ],
-                dtype=kind,
-            )
-            for column, kind in columns.items()
-        }
+        {column: pd.Series(_cells(records, column), dtype=kind) for column, kind in columns.items()}
     )
+
+
+def _cells(records: Sequence[Mapping[str, Any]], column: str) -> list[Any]:
+    if column in CONTAMINATIONS:
+        return [row.get(column, "") for row in records]
+    return [row[column] for row in records]
 
 
 Part = tuple[Mapping[str, Any], Mapping[str, Sequence[Any] | npt.NDArray[Any]]]

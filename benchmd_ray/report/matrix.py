@@ -143,8 +143,8 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
         if np.isfinite(row["paper"]):
             published = (what[0], PAPER, what[2])
             cells[published, where] = Cell(row["paper"], np.nan, np.nan, 0)
-    rows = analysis.rows[analysis.rows["run"] != ""]
-    rows = rows[[*WHERE, "provenance"]].drop_duplicates()
+    rows = analysis.rows[[*WHERE, "provenance"]]
+    rows = rows[analysis.rows["run"] != ""].drop_duplicates()
     stated: dict[Where, str] = {}
     for row in rows.to_dict("records"):
         where = _where(row)

@@ -11,7 +11,7 @@ import difflib
 import functools
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,7 +263,7 @@ def _flat(determinants: Mapping[str, Any]) -> Flat:
         if isinstance(value, Mapping):
             flat |= {f"{name}.{key}": text for key, text in _flat(value).items()}
         else:
-            text = value if isinstance(value, str) else json.dumps(value)
+            text = str(value) if type(value) in (str, int, float) else json.dumps(value)
             is_hash = len(text) == 64 and re.fullmatch("[0-9a-f]{64}", text)
             flat[name] = text[:12] if is_hash else text
     return flat
@@ -358,6 +358,7 @@ def _descriptions(
     rows: dict[RowName, list[_Named]] = {}
     for named in every:
         rows.setdefault(of_runs[named.run.folder], []).append(named)
+    usual = _usual(every)
     return [
         {
             **dict(zip(("modality", "source", "policy"), _group(members[0].run), strict=True)),
@@ -368,7 +369,7 @@ def _descriptions(
             "published": _published_title(members[0]),
             "contamination": "",  # of what is scored, see `contamination.with_contamination`
             "protocol": row.protocol,
-            "settings": _said(members, every),
+            "settings": _said(members, usual),
         }
         for row, members in sorted(rows.items(), key=lambda item: name_rank(item[0].technique))
     ]
@@ -400,19 +401,27 @@ def _published_title(named: _Named) -> str:
     return "" if published is None else f"{published['title']} ({published['licence']})"
 
 
-def _said(members: Sequence[_Named], every: Sequence[_Named]) -> str:
+def _usual(every: Sequence[_Named]) -> dict[tuple[str, str], list[str]]:
+    """The most frequent values by transfer setting and name of what is set."""
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for named in every:
+        setting = _setting(named)
+        for key, value in (named.encoder | named.rest).items():
+            counts[setting, key][value] += 1
+    return {
+        place: [value for value, n in counted.items() if n == max(counted.values())]
+        for place, counted in counts.items()
+    }
+
+
+def _said(members: Sequence[_Named], usual: Mapping[tuple[str, str], Sequence[str]]) -> str:
     """Settings of a row that most others do not have, by transfer setting where they differ."""
     texts: dict[str, list[str]] = {}
     for setting, named in {_setting(named): named for named in members}.items():
-        flats = [other.encoder | other.rest for other in every if _setting(other) == setting]
-        parts = []
         has_own = str(named.run.description["technique"]).startswith(NAMED)
         chosen = {} if has_own else named.encoder  # otherwise the card says it
-        for key, value in sorted((chosen | named.rest).items()):
-            counts = Counter(flat[key] for flat in flats if key in flat)
-            usual = [text for text, n in counts.items() if n == max(counts.values())]
-            if usual != [value]:
-                parts.append(f"{key} {value}")
+        flat = sorted((chosen | named.rest).items())
+        parts = [f"{key} {value}" for key, value in flat if usual[setting, key] != [value]]
         texts.setdefault(", ".join(parts), []).append(setting)
     lines = [
         f"{', '.join(settings)}: {text}" if len(texts) > 1 else text

@@ -85,7 +85,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         if scored != "records"
     ]
     lines += [
-        f"{s.name}: {s.note}" for s in starts().values() if s.note and s.name in set(protocols)
+        f"{s.name}: {s.note}" for s in starts().values() if s.note and (protocols == s.name).any()
     ]
     if (protocols == "custom").any():
         lines.append("custom: settings that the user changed; not comparable with the paper.")
@@ -102,7 +102,9 @@ def notes(rows: pd.DataFrame) -> list[str]:
         )
         if records != whole
     ]
-    options = sorted({entry for text in runs["options"] for entry in text.split("; ") if entry})
+    options = sorted(
+        {entry for text in runs["options"].unique() for entry in text.split("; ") if entry}
+    )
     lines += [f"{option}: a build option other than the default." for option in options]
     warnings = {
         (name, one)

@@ -154,7 +154,7 @@ def pools(results: Sequence[Scored], names: Mapping[Path, RowName]) -> tuple[lis
 def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
     """Members on the same records, each run once, in order of fold and seed."""
     counts = Counter(member.facts.rows for member in members)
-    most = max(counts, key=lambda digest: counts[digest])
+    most = max(counts, key=lambda rows: counts[rows])
     notes, kept = [], {}
     for member in sorted(members, key=lambda m: (_order(m), m.run.folder.name)):
         name = f"{member.run.folder.name}: its predictions for {member.dataset} ({member.split})"
@@ -163,10 +163,10 @@ def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
                 f"{name} are excluded: they use another catalog than the other seeds. "
                 "Evaluate the runs again with one catalog."
             )
-        elif member.run.digest in kept:
+        elif (digest := member.run.digest) in kept:
             notes.append(f"{name} are in several stores and counted once.")
         else:
-            kept[member.run.digest] = member
+            kept[digest] = member
     return list(kept.values()), notes
 
 

@@ -72,7 +72,8 @@ def kept(
     path = cache_folder() / "report" / f"{_name(how)}.arrow"
     if is_whole(path):
         with suppress(pa.ArrowException, OSError):
-            table = feather.read_table(path, use_threads=False)  # nine times as fast as Parquet
+            content = pa.BufferReader(path.read_bytes())
+            table = feather.read_table(content, use_threads=False)  # far faster than Parquet
             table.validate(full=True)
             if fits(table):
                 used(path)
@@ -357,11 +358,13 @@ def _measured(result: Scored, metrics: Sequence[str], resamples: int, threads: i
     whole, resampled_of, intervals, columns = {}, {}, {}, 1 + len(result.classes)
     values = stored["value"].to_numpy().reshape(len(metrics), columns)
     ends = [stored[name].to_pylist() for name in Ends._fields]
+    draws = stored["draws"].combine_chunks()
+    starts, drawn = draws.offsets.to_numpy(), draws.values.to_numpy()
     for place, name in enumerate(metrics):
         rows = slice(place * columns, (place + 1) * columns)
-        draws = stored["draws"].slice(rows.start, columns).combine_chunks()
+        of_metric = drawn[starts[rows.start] : starts[rows.stop]]
         whole[name] = values[place]
-        resampled_of[name] = draws.flatten().to_numpy().reshape(columns, -1).T
+        resampled_of[name] = of_metric.reshape(columns, -1).T
         intervals[name] = Ends(*(part[rows] for part in ends))
     return replace(
         result, known=result.facts, whole=whole, resampled=resampled_of, intervals=intervals

@@ -80,8 +80,9 @@ def auroc_frame(analysis: Analysis) -> pd.DataFrame:
     scores = analysis.scores[analysis.scores["metric"] == "auroc"]
     whole = scores[scores["class"] == "mean"].reset_index(drop=True)
     classes_of = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
-    rows = analysis.rows[analysis.rows["evaluation"] == CLASSIFIED.evaluation]
-    rows = rows[(rows["metric"] == "auroc") & (rows["class"] == "mean")]
+    rows = analysis.rows
+    is_auroc = (rows["metric"] == "auroc") & (rows["class"] == "mean")
+    rows = rows[is_auroc & (rows["evaluation"] == CLASSIFIED.evaluation)]
     grouped = rows.groupby([*KEY], sort=False)
     options = grouped["options"].first().to_dict()
     provenance = grouped["provenance"].agg(lambda group: together(*group)).to_dict()

@@ -37,12 +37,12 @@ class Ended(TypedDict):
 
 def predictions_of(run: Path) -> list[Path]:
     """Files of all finished predictions of a run."""
-    folder, paths = run / PREDICTIONS, list[Path]()
+    folder, paths = f"{run}/{PREDICTIONS}", list[Path]()
     with suppress(OSError):
         for evaluation in os.listdir(folder):
             with suppress(OSError):  # not a folder
-                names = os.listdir(folder / evaluation)
-                paths += [folder / evaluation / name for name in names if _is_whole(name)]
+                names = os.listdir(f"{folder}/{evaluation}")
+                paths += [Path(folder, evaluation, name) for name in names if _is_whole(name)]
     return sorted(paths)
 
 

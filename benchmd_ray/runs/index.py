@@ -13,7 +13,6 @@ at once the last one wins: what the other had read is read again.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +23,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic_core import to_json
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files.atomic import cache_folder, digest
+from benchmd_ray.files.atomic import cache_folder, digest, parse_json
 from benchmd_ray.files.cache import used
 from benchmd_ray.files.integrity import Damaged, is_whole, replacing_hashed
 from benchmd_ray.files.parquet import read_table
@@ -59,7 +59,7 @@ class _Entries:
 class Index:
     """Indexes of the stores whose files are asked for."""
 
-    _stores: dict[Path, _Entries] = field(default_factory=dict)
+    _stores: dict[str, _Entries] = field(default_factory=dict)
 
     def known(self, folder: Path, file: str, read: Callable[[], Any]) -> Any:
         """What ``read`` returns for a file of a run: from the index if the file has not changed.
@@ -68,15 +68,17 @@ class Index:
         recorded.
         """
         path = folder / file
-        entries, name = self._of(folder.parent), f"{folder.name}/{file}"
+        store, run = str(folder.parent), folder.name
+        entries, name = self._of(store), f"{run}/{file}"
         state = _state(path)
         entry = entries.of_files.get(name)
         if entry is not None and entry[0] == state:
-            return json.loads(entry[1])
+            return parse_json(entry[1])
         content = read()
         if state and _is_settled(state) and _state(path) == state and not folder.is_symlink():
-            entries.of_files[name] = state, json.dumps(content)
-            entries.new += 1
+            with suppress(ValueError):  # nested deeper than that follows
+                entries.of_files[name] = state, to_json(content).decode()
+                entries.new += 1
         return content
 
     def save(self) -> None:
@@ -89,9 +91,9 @@ class Index:
                 with suppress(OSError, BenchmdError, ValueError, OverflowError):
                     _write(store, entries)
 
-    def _of(self, store: Path) -> _Entries:
+    def _of(self, store: str) -> _Entries:
         if store not in self._stores:
-            path = index_path(store)
+            path = index_path(Path(store))
             self._stores[store] = _Entries(path, _entries(path))
         return self._stores[store]
 
@@ -141,8 +143,8 @@ def _entries(path: Path) -> dict[str, tuple[State, str]]:
     return dict(zip(names, zip(states, contents, strict=True), strict=True))
 
 
-def _write(store: Path, entries: _Entries) -> None:
-    rows = {name: entry for name, entry in entries.of_files.items() if (store / name).is_file()}
+def _write(store: str, entries: _Entries) -> None:
+    rows = dict(row for row in entries.of_files.items() if os.path.isfile(f"{store}/{row[0]}"))
     columns: dict[str, list[Any]] = {
         "file": [*rows],
         **{name: [entry[0][at] for entry in rows.values()] for at, name in enumerate(STATE)},

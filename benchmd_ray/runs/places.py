@@ -5,6 +5,7 @@ The only module that imports the client of stores in a bucket, and only for such
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -44,8 +45,8 @@ def store_folder(text: str) -> Path:
 
 def shown(folder: Path) -> str:
     """The name of a store, a run or a search in messages: its path, or its address in a bucket."""
-    for store in (folder, *folder.parents[:2]):
-        if (store / MARKER).is_file():
+    for store in (folder, folder.parent, folder.parent.parent):
+        if os.path.isfile(f"{store}/{MARKER}"):
             return "/".join([_address(store), *folder.relative_to(store).parts])
     return str(folder)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -310,14 +311,14 @@ def _description(folder: Path) -> dict[str, Any]:
     if fold is not None and fold["number"] >= fold["folds"]:
         why = f"it holds out the fold {fold['number']} of {fold['folds']}, counted from 0"
         raise Damaged(path, why, remedy)
-    if not folder.resolve().name.endswith(f"-{run.digest[:12]}"):
+    if not os.path.realpath(folder).endswith(f"-{run.digest[:12]}"):
         why = f"it describes a run whose folder ends in -{run.digest[:12]}"
         raise Damaged(path, why, f"Give the folder its original name. {remedy}")
     try:
         _ = run.settings, run.modality
     except Damaged:
         raise
-    except BenchmdError as error:
+    except (BenchmdError, ValueError) as error:
         raise Damaged(path, f"it cannot be used: {error}".rstrip("."), remedy) from error
     return run.description
 
@@ -351,7 +352,7 @@ def read_stores(paths: list[Path], index: Index | None = None) -> StoredItems[Ru
             folders = _folders(path)
             if not folders and not skipped:
                 raise _no_run(path)
-            for folder, place in folders.items():
+            for folder, place in folders:
                 if folder in skipped:
                     continue  # local files may be older
                 try:
@@ -361,15 +362,16 @@ def read_stores(paths: list[Path], index: Index | None = None) -> StoredItems[Ru
     return StoredItems(list(runs.values()), damaged)
 
 
-def _folders(store: Path) -> dict[Path, Path]:
+def _folders(store: Path) -> list[tuple[Path, Path]]:
     """Folders of a store's runs in order, and where they are, links resolved."""
-    place, folders = store.resolve(), {}
+    place, folders = store.resolve(), []
     with suppress(OSError), os.scandir(store) as entries:
-        for entry in entries:
+        for entry in sorted(entries, key=attrgetter("name")):
             if os.path.exists(f"{entry.path}/{RUN}"):
                 folder = store / entry.name
-                folders[folder] = folder.resolve() if entry.is_symlink() else place / entry.name
-    return dict(sorted(folders.items()))
+                is_link = entry.is_symlink()
+                folders.append((folder, folder.resolve() if is_link else place / entry.name))
+    return folders
 
 
 def _no_run(path: Path) -> BenchmdError:

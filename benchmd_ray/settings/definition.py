@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic_core import from_json, to_json
 
 from benchmd_ray.errors import BenchmdError, shown, sort_of, unknown_name
 from benchmd_ray.modality.modalities import Modality
@@ -519,15 +520,16 @@ def settings_of(recorded: Mapping[str, Any]) -> Settings:
 
     Raises:
         BenchmdError: As `updated` does.
+        ValueError: They are nested deeper than the encoder of JSON follows.
     """
-    groups = {k: _group(k, json.dumps(v)) for k, v in recorded.items() if isinstance(v, dict)}
+    groups = {k: _group(k, to_json(v)) for k, v in recorded.items() if isinstance(v, dict)}
     others = {name: value for name, value in recorded.items() if name not in groups}
     return updated(dataclasses.replace(_DEFAULTS, **groups), others)
 
 
 @functools.lru_cache(maxsize=1024)
-def _group(name: str, content: str) -> Any:
-    return getattr(updated(_DEFAULTS, {name: json.loads(content)}), name)
+def _group(name: str, content: bytes) -> Any:
+    return getattr(updated(_DEFAULTS, {name: from_json(content)}), name)
 
 
 _DEFAULTS = Settings()

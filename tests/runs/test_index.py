@@ -11,6 +11,7 @@ from stores import make_transfer
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.atomic import write_json
 from benchmd_ray.files.integrity import hashed, line
 from benchmd_ray.runs import index as indexes
 from benchmd_ray.runs import store as stores
@@ -218,3 +219,28 @@ def test_an_error_of_the_caller_does_not_lose_what_was_read(store):
     with pytest.raises(BenchmdError, match="of the caller"):
         fails(store)
     assert index_path(store).is_file()
+
+
+@pytest.mark.parametrize("levels", [90, 150, 230, 300])
+@pytest.mark.parametrize("name", ["versions", "settings"])
+def test_deeply_nested_values_are_listed_alike_every_time(store, name, levels):
+    folder = next(store.glob("*/run.json")).parent
+    content = json.loads((folder / "run.json").read_text())
+    del content["sha256"]
+    nested = {}
+    for _ in range(levels):
+        nested = {"a": nested}
+    content[name]["encoder"] = {"options": nested}
+    write_json(folder / "run.json", hashed(content))
+    first = listing(store)
+    assert len(first["runs"]) == len(SEEDS) - (name == "settings")
+    assert [folder.name in why for why in first["damaged"]] == [True] * (name == "settings")
+    assert listing(store) == first
+
+
+def test_a_run_nested_deeper_than_python_follows_is_damaged(store):
+    path = next(store.glob("*/run.json"))
+    path.write_text(path.read_text().replace("{", '{"a": ' + "[" * 5000 + "]" * 5000 + ",", 1))
+    for _ in range(2):
+        (why,) = listing(store)["damaged"]
+        assert "is not valid JSON" in why
