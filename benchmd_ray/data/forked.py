@@ -16,6 +16,8 @@ from benchmd_ray.data.apart import end_with_parent
 from benchmd_ray.errors import BenchmdError
 
 Result = TypeVar("Result")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""They end a process."""
 
 
 def results_of(
@@ -39,7 +41,11 @@ def results_of(
         yield from map(work, range(count))
         return
     with ProcessPoolExecutor(processes, get_context("fork"), _begin, (work,)) as pool:
-        jobs = [pool.submit(_call, number) for number in range(count)]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until processes handle them
+        try:
+            jobs = [pool.submit(_call, number) for number in range(count)]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
             for job in jobs:
                 yield job.result()
@@ -57,7 +63,7 @@ _work: list[Callable[[int], Any]] = []
 
 
 def _begin(work: Callable[[int], Any]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _end)
     end_with_parent()
@@ -71,6 +77,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def _call(number: int) -> Any:
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return _work[0](number)
     except SystemExit:  # interrupted: partial files are removed, and nothing else is begun
         os._exit(1)
