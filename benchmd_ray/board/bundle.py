@@ -204,8 +204,9 @@ def read_bundle(folder: Path) -> Bundle:
     about = _checked(about)
     expected = {ABOUT, *(f"{FOLDER}/{n:04d}.bin" for n in range(len(about.parts)))}
     if others := sizes.keys() ^ (expected | (sizes.keys() & {SIGNATURE})):
-        which = "lacks" if min(others) in expected else "also holds"
-        raise Refused(f"it {which} {count_of(len(others), 'file')} other than it names")
+        lacking = sorted(others & expected)
+        which = "lacks files that it names" if lacking else "holds files that it does not name"
+        raise Refused(f"it {which}, such as {shown((lacking or sorted(others))[0])}")
     signer = ""
     if SIGNATURE in sizes:
         stated, written = _read(Signature, folder, SIGNATURE)

@@ -183,7 +183,7 @@ def _entry(board: Row, entry: Row) -> str:
 
 def _details(scores: Rows) -> Iterator[Section]:
     """Tables of classes, subgroups and conditions, such as those of robustness."""
-    few = "Values without an interval rest on too few patients."
+    few = "An AUROC without an interval rests on too few patients."
     small = "Groups with too few patients are not shown."
     same = "The same records under other conditions, such as simulated faults."
     over = "How well detectors tell records out of distribution from others: means over sets."

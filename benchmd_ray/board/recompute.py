@@ -244,7 +244,13 @@ def _detected(
     """AUROC of a detector by use-case: `Result.others`."""
     detected = dataset.detected
     assert detected is not None  # see `_require_known`
-    scores = [_rows(bundle, file, detected.records, 1) for file in files]
+    try:
+        scores = [_rows(bundle, file, detected.records, 1) for file in files]
+    except Refused as error:
+        raise Refused(
+            f"{error}: evaluate with the organiser's --catalog and --also, or pack without "
+            "--detection"
+        ) from error
     if not all(np.isfinite(each).all() for each in scores):
         raise Refused(f"{files[0].place}: a score is NaN or infinite")
     for row in detected.results(scores, resamples):

@@ -158,6 +158,9 @@ def verify(
     )
     for each in board.refused[len(made.refused) :]:
         yield f"the bundle {each.name} is refused: {each.reason}"
+    if not board.entries:
+        yield "none of its bundles is on the board, so nothing of it can be computed again"
+        return
     with TemporaryDirectory(prefix="benchmd-") as temporary:
         again = Path(temporary)
         _write(board, again)
@@ -210,12 +213,14 @@ def _differences(stated: Path, again: Path) -> Iterator[str]:
     """Values of ``board.json`` that differ."""
     if _same(stated, again):
         return
-    lines = []
+    lines = list[str]()
     try:
         if _is_plain(stated) and stated.stat().st_size <= 2 * again.stat().st_size:
             one, other = (flat(json.loads(p.read_bytes()), lists=True) for p in (stated, again))
             for name in sorted(one.keys() | other.keys()):
-                if one.get(name) != other.get(name):
+                if name == "official" and one.get(name) != other[name]:
+                    lines.insert(0, "it was not built with these official labels, see above")
+                elif one.get(name) != other.get(name):
                     values = f"{_short(one.get(name))}, its bundles give {_short(other.get(name))}"
                     lines.append(f"{text_of(name)}: the site says {values}")
     except (OSError, ValueError, RecursionError):

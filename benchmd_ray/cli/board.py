@@ -124,7 +124,7 @@ def board_digest(
     for about in abouts:
         sets = sum(bool(each.use_case) for each in about.sets)
         more = f"; {count_of(sets, 'set')} out of distribution" if detection else ""
-        echo(f"{about.name} ({about.split}): {', '.join(about.task.classes)}{more}")
+        echo(f"{about.name} ({about.split}): {'; '.join(about.task.classes)}{more}")
     what = "the labels, age bands and sexes" if subgroups else "the labels"
     echo(f"written: {out}, {out.stat().st_size:,} bytes, with {what} of every record")
 

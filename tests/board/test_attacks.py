@@ -227,7 +227,7 @@ BUNDLES = {
     "a seed without scores": (one_more_seed, "it has a run, or the predictions"),
     "odd settings": (with_options({"a\u202e\x1b": 1}), "settings: .* of printable text"),
     "many settings": (with_options(dict.fromkeys(map(str, range(2000)), 1)), "at most 1,000"),
-    "another file": (add("run.py", "import os"), "also holds 1 file other than it names"),
+    "another file": (add("run.py", "import os"), "files that it does not name, such as 'run.py'"),
     "link": (linked, "holds a link, or what is not a regular file"),
     "link within": (linked_within, "holds a link, or what is not a regular file"),
     "link of the folder": (linked_folder, "holds a link, or what is not a regular file"),
@@ -372,6 +372,29 @@ def test_an_archive_is_no_bundle(tmp_path, official, good):
         archive.writestr("../../bundle.json", b"0" * 2**24)
     board = build([path, good], official)
     assert board.refused[0].reason.startswith("it is not a folder")
+
+
+def test_a_site_without_a_bundle_that_can_be_scored_is_told_as_one(tmp_path, official, good):
+    write_site(build([good], official), tmp_path / "site")
+    (kept,) = (tmp_path / "site" / "bundles").iterdir()
+    part_path(kept, 1).unlink()
+    lines = [*verify(tmp_path / "site", read_official(official))]
+    assert "lacks files that it names, such as 'predictions/0001.bin'" in lines[0]
+    assert lines[1:] == [
+        "none of its bundles is on the board, so nothing of it can be computed again"
+    ]
+
+
+def test_other_labels_than_those_of_the_build_are_told_first(tmp_path, official, good):
+    write_site(build([good], official), tmp_path / "site")
+    other = write_official(tmp_path / "other.parquet")
+    table = pq.read_table(other)
+    at = table.column_names.index("sex")
+    table = table.set_column(at, "sex", pa.array(["a"] * len(table)))
+    pq.write_table(table, other, compression="none", use_dictionary=False)
+    lines = [*verify(tmp_path / "site", read_official(other))]
+    assert lines[0] == "it was not built with these official labels, see above"
+    assert not any(line.startswith("official:") for line in lines)
 
 
 def test_an_altered_file_of_predictions_is_refused(tmp_path, official, good):
