@@ -39,7 +39,7 @@ COLUMNS: Mapping[str, tuple[str, Any, Mapping[str, Any]]] = {
     "auroc": ("AUROC", "interval", {}),
     **{name: (metric_title(name), "number", {}) for name in OTHERS},
     "group": ("group", "integer", {"about": "1: the best"}),
-    "rank": ("rank", "interval", {"digits": 0}),
+    "rank": ("rank", "interval", {"digits": 1}),
     "behind": ("behind the best", "change", {}),
     "device_hours": ("device hours", "number", STATED),
     "parameters": ("weights", "integer", STATED),
