@@ -435,10 +435,11 @@ def test_processes_import_nothing_of_the_working_folder_and_end_with_an_interrup
     """Who sends bundles may write into it; and a script need not guard its own import."""
     folders = [make_bundle(tmp_path / name, name) for name in "ab"]
     script = """
-        import os, sys, time
+        import os, signal, sys, time
         from pathlib import Path
         from benchmd_ray.board import build
         from benchmd_ray.board.official import read_official
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
         build.MANY = 2
         found = read_official(Path(sys.argv[1]))
         if "wait" in sys.argv:
