@@ -37,6 +37,10 @@ BUNDLES, LABELS = "bundles", "official.parquet"
 OURS = re.compile(r"(index|dataset-\d+-[a-z0-9-]*|entry-[0-9a-f]{24})\.html")
 """Names of pages."""
 BUNDLE = re.compile("[0-9a-f]{64}")
+MADE_WITH_OTHERS = (
+    "it was built with other official labels than these: name the file that it was built with by "
+    "--catalog-digests"
+)
 MOST_LINES = 20
 """Differing values of `verify`."""
 
@@ -219,7 +223,7 @@ def _differences(stated: Path, again: Path) -> Iterator[str]:
             one, other = (flat(json.loads(p.read_bytes()), lists=True) for p in (stated, again))
             for name in sorted(one.keys() | other.keys()):
                 if name == "official" and one.get(name) != other[name]:
-                    lines.insert(0, "it was not built with these official labels, see above")
+                    lines.insert(0, MADE_WITH_OTHERS)
                 elif one.get(name) != other.get(name):
                     values = f"{_short(one.get(name))}, its bundles give {_short(other.get(name))}"
                     lines.append(f"{text_of(name)}: the site says {values}")
