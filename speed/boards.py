@@ -111,7 +111,7 @@ def write_bundle(
 def _run(number: int, row: str, seed: int, hours: float, digest: str) -> PackedRun:
     settings = as_dict(default_settings(kind_of(DATASET), "paper"))
     part = Part(
-        CLASSIFIED.evaluation, CLASSIFIED.version, "", DATASET, "test", "made up", "", digest
+        CLASSIFIED.evaluation, CLASSIFIED.version, "", [], DATASET, "test", "made up", "", digest
     )
     return PackedRun(
         run=f"run-{number}",

@@ -154,7 +154,7 @@ def _accepted(
             raise Refused("its submitter's name belongs to another key: sign it by that key")
         accepted = entries(bundle, official, resamples, fresh=fresh)
         for entry in accepted:  # what pages need of its statements
-            command(entry)
+            command(entry, official)
             [division(entry, official.datasets[name].about) for name in entry.results]
         return accepted
     except Refused as error:

@@ -2,10 +2,11 @@
 
 ``bundle.json`` describes the runs and names each file of ``predictions`` by its SHA-256;
 ``signature.json`` is optional. Nothing else may be in the folder. A file of predictions has a row
-for each record, sorted by keyed hash: the hash and the score of each class (`row_form`). It has no
-header, so there is nothing to parse and nothing that decodes to more than the file. Labels and
-patients are those of the official catalog (`board.official`). A bundle is hostile: all of it is
-bounded and validated, nothing in it is executed, and no name in it becomes a path.
+for each record, sorted by keyed hash: the hash and the score of each class, or detector
+(`row_form`). It has no header, so there is nothing to parse and nothing that decodes to more than
+the file. Labels and patients are those of the official catalog (`board.official`). A bundle is
+hostile: all of it is bounded and validated, nothing in it is executed, and no name in it becomes a
+path.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ MOST_BYTES = 2**30
 MOST_JSON_BYTES = 2**22
 """Twice what `MOST_FILES` and `MOST_RUNS` take; a text may need 150 times its size in memory."""
 MOST_RUNS = 100
+MOST_LETTERS = 80
+"""Of a submitter's name."""
 CONDITION = "^([a-z0-9][a-z0-9-]{0,40}( [0-9]{1,3})?)?$"
 """A fault and its severity, such as ``noise 3``; empty for the records as they are."""
+DETECTOR, MOST_DETECTORS = "^[a-z0-9][a-z0-9-]{0,40}$", 64
 Hex = Annotated[str, Field(pattern=KEY)]
 Short = Annotated[list[Name], Field(max_length=64)]
 STATED = {"encoder", "transfer", "tuned"}
@@ -53,11 +57,19 @@ class Refused(BenchmdError):
 
 @dataclass(frozen=True)
 class Part:
-    """A file of predictions: one run on one dataset's scored split, under one condition."""
+    """A file of predictions of one run on one dataset.
+
+    Scores of classes on the scored split, under one condition, or scores of detectors on the
+    records of detection.
+    """
 
     evaluation: Annotated[str, Field(pattern=f"^{NAME}$")]
     version: Count
     condition: Annotated[str, Field(pattern=CONDITION)]
+    detectors: Annotated[
+        list[Annotated[str, Field(pattern=DETECTOR)]], Field(max_length=MOST_DETECTORS)
+    ]
+    """Whose scores it has, in the order of its columns; empty for a classification."""
     dataset: Name
     split: Name
     catalog: Name
@@ -117,7 +129,7 @@ class Description:
     format: Literal[1]
     board: Name
     """Digest of the board's key (`BoardKey.check`)."""
-    submitter: Annotated[Name, Field(min_length=1, max_length=80)]
+    submitter: Annotated[Name, Field(min_length=1, max_length=MOST_LETTERS)]
     title: Annotated[Name, Field(max_length=200)]
     licence: Annotated[Name, Field(max_length=200)]
     """On which terms the predictions are published; empty if not stated."""
@@ -149,9 +161,9 @@ class Bundle:
         return compared(self.about.submitter), self.signer
 
 
-def row_form(classes: int) -> np.dtype[np.void]:
+def row_form(columns: int) -> np.dtype[np.void]:
     """A row of a file of predictions: 16 bytes of hash, then little-endian float64."""
-    return np.dtype([("record", f"V{HASH_BYTES}"), ("scores", "<f8", (classes,))])
+    return np.dtype([("record", f"V{HASH_BYTES}"), ("scores", "<f8", (columns,))])
 
 
 def part_path(folder: Path, number: int) -> Path:
@@ -172,19 +184,19 @@ def write_part(
     return sha256(rows.tobytes()).hexdigest()
 
 
-def read_part(bundle: Bundle, number: int, records: int, classes: int) -> npt.NDArray[np.void]:
+def read_part(bundle: Bundle, number: int, records: int, columns: int) -> npt.NDArray[np.void]:
     """Rows of a file of predictions, of which at most twice the expected ones are read.
 
     Raises:
         Refused: It does not consist of such rows, or was changed since `read_bundle`.
     """
-    form, place = row_form(classes), f"file {number} of its predictions"
+    form, place = row_form(columns), f"file {number} of its predictions"
     path, most = part_path(bundle.folder, number), 2 * records * form.itemsize
     size = path.stat().st_size
     if size % form.itemsize or size > most:
         raise Refused(
             f"{place} has {size:,} bytes, expected {count_of(records, 'row')} of {form.itemsize}: "
-            f"a hash and scores of {count_of(classes, 'class')}"
+            f"a hash and {count_of(columns, 'score')}"
         )
     with path.open("rb") as file:
         content = file.read(most)
@@ -232,6 +244,11 @@ def file_sizes(folder: Path) -> dict[str, int]:
     """
     if not folder.is_dir() or folder.is_symlink():
         raise Refused(f"it is not a folder, expected one with {ABOUT}, as `benchmd pack` writes it")
+    if not (folder / ABOUT).is_file():
+        raise Refused(
+            f"it has no {ABOUT}, which `benchmd pack` writes (of a folder of bundles name each: "
+            "FOLDER/*)"
+        )
     sizes: dict[str, int] = {}
     for name, entry in _entries(folder):
         if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
@@ -239,8 +256,6 @@ def file_sizes(folder: Path) -> dict[str, int]:
         sizes[name] = entry.stat(follow_symlinks=False).st_size
         if len(sizes) > MOST_FILES or sum(sizes.values()) > MOST_BYTES:
             raise Refused(f"it has more than {MOST_FILES:,} files or {MOST_BYTES:,} bytes")
-    if ABOUT not in sizes:
-        raise Refused(f"it has no {ABOUT}, which `benchmd pack` writes")
     return sizes
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import pandas as pd
 
 from benchmd_ray.board.build import Board, alike_text, entry_id, whose
 from benchmd_ray.board.official import OfficialDataset
-from benchmd_ray.board.ranking import CONTAMINATED, Contest, Placed, cost_of
+from benchmd_ray.board.ranking import CONTAMINATED, Contest, Placed, cost_of, untested
 from benchmd_ray.board.recompute import Entry, Floats
 from benchmd_ray.board.rerun import command, settings_of
+from benchmd_ray.evaluation.registry import evaluations
 from benchmd_ray.files.atomic import slug
 from benchmd_ray.report.frames import with_mode
 from benchmd_ray.report.table import text_of
@@ -59,13 +61,14 @@ def _dataset(board: Board, number: int, dataset: OfficialDataset) -> Row:
     return {
         **{n: value for n, value in vars(about).items() if n not in ("task", "sets")},
         "sets_out_of_distribution": dataset.detected and dataset.detected.counts,
+        "untested": (why := untested(dataset.basis)),
         "page": f"dataset-{number}-{slug(about.name)[:60]}.html",
         "task": about.task.kind,
         "classes": list(about.task.classes),
         "records": len(dataset.records),
         "patients": dataset.patients,
         "entries": len(placed),
-        "first_group": sum(place.group == 1 for _, place in placed),
+        "first_group": None if why else sum(place.group == 1 for _, place in placed),
         "highest_auroc": max(values, default=math.nan),
         "tables": [
             {"labels": labels, "division": of, "entries": [entry_id(p.entry) for p in those]}
@@ -104,7 +107,7 @@ def _entry(board: Board, entry: Entry, places: Places) -> Row:
         "bytes": bundle.bytes,
         "submissions": [_submission(e) for e in (entry, *board.earlier.get(name, ()))],
         "notes": [*_notes(board, entry)],
-        "command": command(entry),
+        "command": command(entry, board.official),
         "settings": settings_of(run),
         "scores": [
             _score(board, entry, dataset, *places[name, dataset])
@@ -147,12 +150,23 @@ def _score(board: Board, entry: Entry, dataset: str, contest: Contest, place: Pl
         ],
         "conditions": [row for row in result.others if "condition" in row],
         "subgroups": [row for row in result.others if "subgroup" in row],
-        "detectors": [row for row in result.others if "detector" in row],
+        "detectors": [
+            {**row, "detector": _title(about.detection, name), "detector_name": name}
+            for row in result.others
+            if (name := row.get("detector"))
+        ],
         "alike": [
             {"entry": entry_id(other), "correlation": correlation}
             for other, correlation in board.alike.get((entry_id(entry), dataset), ())
         ],
     }
+
+
+@cache
+def _title(evaluation: str, name: str) -> str:
+    """Title of a detector."""
+    detection = evaluations()[evaluation].detection
+    return text_of(detection.title(name)) if detection else name
 
 
 def _finite(value: Any) -> Any:

@@ -89,10 +89,10 @@ class Detected:
         """AUROC of a detector by use-case, mean over its sets.
 
         Args:
-            scores: (records, 1) of each seed.
+            scores: (records,) of each seed.
             resamples: Of the patients.
         """
-        pooled = [self._units.scores(each)[:, 0] for each in scores]
+        pooled = [self._units.scores(each[:, None])[:, 0] for each in scores]
         for case in self.counts:
             places = self.use_cases[case]
             bases = [self._bases[place] for place in places]
@@ -100,7 +100,7 @@ class Detected:
             values, draws = zip(*(self._means(each, places, drawn) for each in pooled), strict=True)
             seeds = pooled_seeds(values, draws, min(bases, key=lambda basis: basis.fewest))
             ends = {"auroc": seeds.mean, "auroc_low": seeds.low, "auroc_high": seeds.high}
-            yield {"use_case": case, "sets": len(places), **ends}
+            yield {"use_case": case, "sets": len(places), **ends, "caution": seeds.caution}
 
     def _means(self, scores: Floats, places: Sequence[int], resamples: int) -> tuple[float, Floats]:
         """AUROC of a seed, mean over sets, and its resamples."""

@@ -12,13 +12,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import pyarrow as pa
 from pydantic import Field
 
 from benchmd_ray.errors import BenchmdError, composed
 from benchmd_ray.extensions.extras import importing
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 HASH_BYTES = 16
 HASHES = pa.binary(HASH_BYTES)
@@ -27,6 +30,7 @@ LEAST_KEY_BYTES, MOST_KEY_BYTES = 16, 4096
 SIGNED = b"benchmd bundle 1\0"
 """What a signed text begins with, so that a signature is of nothing else."""
 KEY = "^[0-9a-f]{64}$"
+PEM = b"-----BEGIN"
 PURPOSE = "a signature of a bundle"
 
 
@@ -65,6 +69,11 @@ def board_key(text: str) -> BoardKey:
     if path.is_file():
         with path.open("rb") as file:
             secret = file.read(MOST_KEY_BYTES + 1).strip()
+        if secret.startswith(PEM):
+            raise BenchmdError(
+                f"{path} is a key to sign with (PEM), which stays with its owner: expected the key "
+                "of the board, which its organiser gave you."
+            )
         if not LEAST_KEY_BYTES <= len(secret) <= MOST_KEY_BYTES:
             raise BenchmdError(
                 f"the key file {path} has another length than {LEAST_KEY_BYTES} to "
@@ -88,25 +97,30 @@ class Signature:
     signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 
 
-def signed(content: bytes, key_file: Path) -> Signature:
-    """Sign a bundle's description by a private key in PEM.
+def private_key(key_file: Path) -> Ed25519PrivateKey:
+    """A private key to sign with, in PEM.
 
     Raises:
         BenchmdError: The file is not an Ed25519 key, or has a password.
     """
     with importing("cryptography", PURPOSE):
         from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.asymmetric import ed25519
     try:
         with key_file.open("rb") as file:
             key = serialization.load_pem_private_key(file.read(MOST_KEY_BYTES), password=None)
     except (ValueError, TypeError, OSError):
         key = None
-    if not isinstance(key, Ed25519PrivateKey):
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise BenchmdError(
             f"{key_file} is not a private Ed25519 key in PEM without a password: make one with "
             "`openssl genpkey -algorithm ed25519 -out me.pem`."
         )
+    return key
+
+
+def signed(content: bytes, key: Ed25519PrivateKey) -> Signature:
+    """Sign a bundle's description."""
     public = key.public_key().public_bytes_raw().hex()
     return Signature(public, key.sign(SIGNED + hashlib.sha256(content).digest()).hex())
 

@@ -29,6 +29,7 @@ from benchmd_ray.data.provenance import Provenance
 from benchmd_ray.data.records import decode_targets
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.evaluation.evaluation import DetectedRecords
 from benchmd_ray.files.atomic import parse_json, replacing
 from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.files.parquet import opened, read_table
@@ -83,6 +84,8 @@ class AboutDataset:
     task: Task
     detection: Name = ""
     """Evaluation of detection; empty where the digests were made without."""
+    also: Annotated[list[Name], Field(max_length=MOST_SETS)] = field(default_factory=list)
+    """Datasets whose catalogs detection reads, too."""
     sets: Annotated[list[AboutSet], Field(max_length=MOST_SETS)] = field(default_factory=list)
     """Of detection."""
 
@@ -156,17 +159,13 @@ def scored_split(splits: Iterable[str]) -> str:
     return max(splits, key=lambda split: rank_of(SPLITS, split))
 
 
-Detections = Mapping[str, tuple[str, pa.Table]]
-"""By dataset, name and records of an evaluation with `evaluation.Detection`."""
-
-
 def write_digests(
     catalogs: Sequence[Catalog],
     key: BoardKey,
     path: Path,
     *,
     subgroups: bool = False,
-    detections: Detections = MappingProxyType({}),
+    detections: Mapping[str, DetectedRecords] = MappingProxyType({}),
 ) -> list[AboutDataset]:
     """Write the file of digests of official catalogs, with ``subgroups`` also ages and sexes.
 
@@ -190,17 +189,17 @@ def write_rows(
     tables: Sequence[pa.Table],
     key: BoardKey,
     path: Path,
-    detections: Detections = MappingProxyType({}),
+    detections: Mapping[str, DetectedRecords] = MappingProxyType({}),
 ) -> list[AboutDataset]:
     """Write a file of digests of tables with `NAMES`, target and, if at all, `SUBGROUPS`."""
     parts, abouts = [], []
     for number, (table, about) in enumerate(zip(tables, datasets, strict=True)):
         parts.append(_rows(table, about.name, number, key))
-        evaluation, records = detections.get(about.name, ("", None))
-        sets = [] if records is None else list(dict.fromkeys(_sets(records)))
-        if any(each.use_case for each in sets):  # none where all are too small
-            parts.append(_detected(records, sets, about.name, number, key))
-            about = replace(about, detection=evaluation, sets=sets)
+        of = detections.get(about.name)
+        sets = [] if of is None else list(dict.fromkeys(_sets(of.records)))
+        if of and any(each.use_case for each in sets):  # none where all are too small
+            parts.append(_detected(of.records, sets, about.name, number, key))
+            about = replace(about, detection=of.evaluation, also=[*of.also], sets=sets)
         abouts.append(about)
     stated = json.dumps(asdict(AboutBoard(FORMAT, key.check, abouts)))
     table = pa.concat_tables(parts).replace_schema_metadata({METADATA: stated})

@@ -20,7 +20,9 @@ from benchmd_ray._version import __version__
 from benchmd_ray.board.bundle import (
     ABOUT,
     CONDITION,
+    DETECTOR,
     FOLDER,
+    MOST_LETTERS,
     SIGNATURE,
     Bundle,
     Description,
@@ -30,9 +32,10 @@ from benchmd_ray.board.bundle import (
     read_bundle,
     write_part,
 )
-from benchmd_ray.board.keys import BoardKey, Signature, signed
+from benchmd_ray.board.keys import BoardKey, Signature, private_key, signed
 from benchmd_ray.board.official import detected_hashes, scored_split
 from benchmd_ray.board.packed_run import packed_run
+from benchmd_ray.board.submitters import is_shown_as_written
 from benchmd_ray.console.progress import progress
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import PERSON
@@ -76,6 +79,7 @@ def pack_stores(
     """
     if out.exists():
         raise BenchmdError(f"{out} exists: nothing was written. Choose another --out.")
+    signer = None if key_file is None else private_key(key_file)
     stored = read_stores(list(stores))
     out.parent.mkdir(parents=True, exist_ok=True)
     display = progress("pack", len(stored.found), "runs")
@@ -83,8 +87,8 @@ def pack_stores(
         folder = Path(temporary) / "bundle"
         folder.mkdir()
         skipped = pack(stored.found, folder, key, done=display.update, **choice)
-        if key_file is not None:
-            write_signature(folder, signed((folder / ABOUT).read_bytes(), key_file))
+        if signer is not None:
+            write_signature(folder, signed((folder / ABOUT).read_bytes(), signer))
         lines = [*leaving(read_bundle(folder), key)]  # as a board will read it
         if keep:
             folder.rename(out)
@@ -120,11 +124,16 @@ def pack(
         Which runs and predictions are not packed, and why.
 
     Raises:
-        BenchmdError: There is nothing to pack.
+        BenchmdError: There is nothing to pack, or pages would not show the submitter.
     """
+    if not 0 < len(submitter) <= MOST_LETTERS or not is_shown_as_written(submitter):
+        raise BenchmdError(
+            f"--submitter {shown(submitter)} is not a name as pages show it: expected 1 to "
+            f"{MOST_LETTERS} visible characters without outer, doubled or line-breaking spaces."
+        )
     names, by_name = names_of(runs).of_runs, {run.folder.name: run for run in runs}
     packed: list[PackedRun] = []
-    skipped: list[str] = []
+    skipped: dict[tuple[str, str], list[str]] = {}
     same: dict[tuple[str, ...], str] = {}
     number = 0
     for count, run in enumerate(runs, start=1):
@@ -138,7 +147,8 @@ def pack(
             try:
                 parts += _parts(run, path, key, folder, number + len(parts), detection=detection)
             except BenchmdError as error:
-                skipped.append(f"{run.folder.name}: {error}")
+                what = f"{path.parent.name} of {path.stem} of "
+                skipped.setdefault((what, str(error)), []).append(run.folder.name)
         if parts and not why:
             described = packed_run(run, names[run.folder], by_name, parts)
             ranked = [(*described.entry, p.dataset, p.sha256) for p in parts if p.is_main]
@@ -150,11 +160,13 @@ def pack(
             else:  # its files are written over, or removed below
                 why = f"its predictions are those of {first}, which stands for both seeds"
         if why:
-            skipped.append(f"{run.folder.name}: {why}")
+            skipped.setdefault(("", why), []).append(run.folder.name)
+    notes = [f"{what}{_first(of)}: {why}" for (what, why), of in skipped.items()]
     if not packed:
         raise BenchmdError(
             f"of {count_of(len(runs), 'run')} none can be packed: a board takes finished transfers "
-            f"with predictions{' of these datasets' if datasets else ''}. " + " ".join(skipped[:3])
+            f"with predictions{' of these datasets' if datasets else ''}. "
+            + " ".join(f"{note}." for note in notes[:3])
         )
     for path in sorted((folder / FOLDER).iterdir())[number:]:
         path.unlink()
@@ -169,7 +181,11 @@ def pack(
         runs=packed,
     )
     (folder / ABOUT).write_bytes(json_bytes(asdict(about)))
-    return skipped
+    return notes
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] + (f" and {count_of(len(names) - 1, 'other')}" if names[1:] else "")
 
 
 def write_signature(folder: Path, signature: Signature) -> None:
@@ -194,35 +210,37 @@ def _parts(
     name = path.parent.name
     evaluation = evaluations().get(name)
     if evaluation is None:
-        raise BenchmdError(f"no benchmark here has the evaluation {name}, so it is not packed")
+        raise BenchmdError("no benchmark here has this evaluation")
     if evaluation.detection and not detection:
-        raise BenchmdError(
-            f"{name} of {path.stem} is not packed: name --detection for a board that scores it"
-        )
+        raise BenchmdError("name --detection for a board that scores it")
     predictions = read_predictions(path, evaluation.form)
-    about, split = predictions.description, ""
+    about, split, detectors = predictions.description, "", list[str]()
     if evaluation.detection:
-        seen, files = "", _detected(evaluation.detection.scores(predictions), about["dataset"], key)
+        rows = evaluation.detection.scores(predictions)
+        detectors = rows.column_names[len(DETECTED) :]
+        if not detectors:
+            raise BenchmdError("it has no detector that learns of no set out of distribution")
+        columns = np.stack([rows[detector].to_numpy() for detector in detectors], axis=1)
+        seen, files = "", iter([("", detected_hashes(rows, about["dataset"], key), columns)])
     elif evaluation.also is None and _CLASSIFIED <= {*predictions.table.column_names}:
         split = scored_split(predictions.splits)
         seen = contamination(run, about, predictions.table["group_id"].to_pylist())
         files = _classified(predictions, split, key)
     else:
-        raise BenchmdError(
-            f"{name} of {path.stem} is not packed: it has more than scores of records"
-        )
+        raise BenchmdError("it has more than scores of records")
     parts: list[Part] = []
     for condition, hashes, scores in files:
-        if not re.fullmatch(CONDITION, condition):
+        named = {condition: CONDITION} | dict.fromkeys(detectors, DETECTOR)
+        for text in (text for text, form in named.items() if not re.fullmatch(form, text)):
             raise BenchmdError(
-                f"{name} of {path.stem} is not packed: {shown(condition)} is not a name of "
-                "lower-case letters, digits and hyphens"
+                f"{shown(text)} is not a name of lower-case letters, digits and hyphens"
             )
         parts.append(
             Part(
                 evaluation=name,
                 version=int(about["version"]),
                 condition=condition,
+                detectors=detectors,
                 dataset=about["dataset"],
                 split=split,
                 catalog=about["catalog"],
@@ -234,7 +252,7 @@ def _parts(
 
 
 File = tuple[str, list[bytes], npt.NDArray[np.float64]]
-"""Condition or detector, hashes of the records, scores (records, classes or 1)."""
+"""Condition, hashes of the records, scores (records, classes or detectors)."""
 
 
 def _classified(predictions: Predictions, split: str, key: BoardKey) -> Iterator[File]:
@@ -244,12 +262,6 @@ def _classified(predictions: Predictions, split: str, key: BoardKey) -> Iterator
         scores = rows[SCORES].combine_chunks()
         flat = scores.flatten().to_numpy().reshape(-1, scores.type.list_size)
         yield condition, hashes, flat
-
-
-def _detected(rows: pa.Table, dataset: str, key: BoardKey) -> Iterator[File]:
-    hashes = detected_hashes(rows, dataset, key)
-    for name in rows.column_names[len(DETECTED) :]:
-        yield name, hashes, rows[name].to_numpy()[:, None]
 
 
 def _conditions(predictions: Predictions, split: str) -> Iterator[tuple[str, pa.Table]]:
@@ -267,7 +279,7 @@ def _conditions(predictions: Predictions, split: str) -> Iterator[tuple[str, pa.
         rows = table.filter(pc.equal(named, condition))
         first = first or rows["record_id"]
         if not rows["record_id"].equals(first):
-            raise BenchmdError("its conditions are not of the same records, so it is not packed")
+            raise BenchmdError("its conditions are not of the same records")
         yield condition.as_py().removesuffix(" 0"), rows
 
 
@@ -288,7 +300,7 @@ def leaving(bundle: Bundle, key: BoardKey) -> Iterator[str]:
     for dataset in sorted(datasets | {run.source for run in runs}):
         licence = cards()[dataset].licence if dataset in cards() else ""
         yield f"terms of {dataset}: {licence or 'not stated in its card'}"
-    yield f"signed by {bundle.signer[:16]}…" if bundle.signer else "not signed"
+    yield f"signed by {bundle.signer}" if bundle.signer else "not signed"
     if key.public:
         yield (
             "the board's key is its name: whoever has the datasets can tell whose scores a row has "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
 from typing import Any
 
 from markupsafe import Markup
@@ -13,12 +14,16 @@ from benchmd_ray.report.columns import metric_title
 from benchmd_ray.report.document import Section, document, html, listed_notes, prose, render, terms
 from benchmd_ray.report.table import Column, Table
 from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.scores.support import ALIKE, ROUGH_IN_CLASS, TEST_PATIENTS
 
 INDEX = "index.html"
 ABOUT = (
     "No score on this board was submitted: submitters send predictions, and every score was "
     "computed from these and the official labels. The command benchmd board verify repeats it."
 )
+NEEDED = {"test": TEST_PATIENTS, "rough": ROUGH_IN_CLASS}
+MOST_DIGITS, MOST_DETECTED = 6, 1000
+"""Decimals, and rows of detection on the page of a dataset."""
 FILTERED, STATED = {"filtered": True}, {"about": "As stated"}
 OTHERS = [name for name in METRICS if name != "auroc"]
 COLUMNS: Mapping[str, tuple[str, Any, Mapping[str, Any]]] = {
@@ -27,6 +32,7 @@ COLUMNS: Mapping[str, tuple[str, Any, Mapping[str, Any]]] = {
     "source": ("trained on", "text", FILTERED),
     **{name: (name, "text", FILTERED) for name in ("dataset", "setting", "modality", "condition")},
     "use_case": ("use-case", "text", FILTERED),
+    "detector": ("detector", "text", FILTERED),
     "option": ("setting", "text", {}),
     "scores": ("datasets", "count", {}),
     "seeds": ("seeds", "count", {}),
@@ -65,16 +71,20 @@ def _written(board: Row, title: str, lead: str, sections: Sequence[Section]) -> 
         "digits."
     )
     home = Markup('<p><a href="{}">All datasets and entries</a></p>\n').format(INDEX)
-    methods = ("methods", "Methods", render("board_methods.html") + home)
+    methods = ("methods", "Methods", render("board_methods.html", **NEEDED) + home)
     return document(title, lead, [*sections, methods], footer, unfolded=len(sections) + 1)
 
 
 def _table(name: str, caption: str, rows: Rows, *keys: str) -> Markup:
-    """A table of these keys of rows; the first leads to the page of the row, if it has one."""
+    """A table of these keys of rows; the first leads to the page of the row, if it has one.
+
+    Texts that are empty in all rows are left out.
+    """
     columns = [_column(rows, key) for key in keys]
     if rows and "page" in rows[0]:
         columns[0] = _column(rows, keys[0], links=[row["page"] for row in rows])
-    return html(name, Table(caption, tuple(columns)))
+    told = (c for c in columns if not rows or c.kind != "text" or any(c.values))
+    return html(name, Table(caption, tuple(told)))
 
 
 def _column(rows: Rows, key: str, **more: Any) -> Column:
@@ -88,7 +98,14 @@ def _column(rows: Rows, key: str, **more: Any) -> Column:
         more |= {end: [row[f"{key}_{end}"] for row in rows] for end in ("low", "high")}
     if kind == "change":
         more["differs"] = [(high or 0) < 0 for high in more["high"]]
+        below = [high for high in more["high"] if high and high < 0]
+        more["digits"] = _digits(max(below, default=-1))
     return Column(title, values, kind, **options, **more)
+
+
+def _digits(end: float) -> int:
+    """Digits with which the end of an interval that excludes zero does so to readers, too."""
+    return next((digits for digits in range(3, MOST_DIGITS) if round(end, digits)), MOST_DIGITS)
 
 
 def _facts(row: Row, *keys: str) -> Markup:
@@ -137,9 +154,13 @@ def _dataset(board: Row, dataset: Row) -> str:
         caption = f"Entries on {dataset['name']}, the best first."
         about = ("name", "auroc", "group", "rank", "behind", "whose")
         costs = ("device_hours", "parameters", "on_front", "source", "seeds", "flag")
-        ranked = _leaders(members) + _table(f"entries-{number}", caption, members, *about, *costs)
+        ranked = _leaders(members, dataset["untested"]) + _table(
+            f"entries-{number}", caption, members, *about, *costs
+        )
         heading = f"{division[:1].upper()}{division[1:]}, labels {table['labels']}"
         sections.append((f"table-of-{number}", heading, ranked))
+    if detected := _detected(rows.values()):
+        sections.append(("detection", "Detection", detected))
     facts = ("title", "split", "records", "patients", "sets_out_of_distribution", "classes")
     origin = ("task", "policy", "provenance", "licence", "access", "homepage", "catalog")
     about_it = _facts(dataset, *facts, *origin) + listed_notes(dataset["notes"])
@@ -148,12 +169,28 @@ def _dataset(board: Row, dataset: Row) -> str:
     return _written(board, f"{board['title']}: {dataset['name']}", lead, sections)
 
 
-def _leaders(rows: Rows) -> Markup:
+def _detected(rows: Iterable[Row]) -> Markup:
+    """Detectors of all entries on a dataset; empty where there are none."""
+    every = [(row, each) for row in rows for each in row["detectors"]]
+    if not every:
+        return Markup()
+    caption = "Detectors of each entry by use-case, the highest AUROC first; nothing is tested."
+    if every[MOST_DETECTED:]:
+        every = nlargest(MOST_DETECTED, every, key=lambda pair: pair[1]["auroc"] or 0)
+        caption += f" Of all, the {MOST_DETECTED:,} with the highest; board.json has the others."
+    every.sort(key=lambda pair: (pair[1]["use_case"], -(pair[1]["auroc"] or 0)))
+    merged = [row | each for row, each in every]
+    about = ("name", "detector", "use_case", "auroc", "sets", "seeds", "caution", "whose")
+    return _table("detection", caption, merged, *about)
+
+
+def _leaders(rows: Rows, untested: str) -> Markup:
     """The first group in a sentence."""
     best, others = rows[0], sum(row["group"] == 1 for row in rows) - 1
     text = f"{best['name']} of {best['whose']} has the highest AUROC, {_text(best['auroc'])}"
     if others and best["rank_low"] is None:
-        text += "; there are too few patients to tell others from it"
+        why = f"there are too few patients for a test ({untested})" if untested else ALIKE
+        text += f"; all are in group 1, as {why}"
     elif others:
         verb = "is" if others == 1 else "are"
         text += f"; {count_of(others, 'entry')} {verb} not significantly lower"
@@ -191,7 +228,12 @@ def _details(scores: Rows) -> Iterator[Section]:
         ("classes", "Classes", few, ("class", "auroc", *OTHERS)),
         ("subgroups", "Subgroups", small, ("subgroup", "auroc", "patients", "variable")),
         ("conditions", "Robustness", same, ("condition", "auroc", "seeds", "evaluation")),
-        ("detectors", "Detection", over, ("detector", "auroc", "seeds", "use_case", "sets")),
+        (
+            "detectors",
+            "Detection",
+            over,
+            ("detector", "auroc", "seeds", "use_case", "sets", "caution"),
+        ),
     ):
         rows = [{"dataset": score["dataset"], **row} for score in scores for row in score[name]]
         if rows:

@@ -97,8 +97,7 @@ def _placed(entries: Sequence[Entry], contest: Contest, basis: Basis) -> list[Pl
     order = sorted(entries, key=lambda entry: _sorting(entry, dataset))
     values = np.array([entry.results[dataset].value for entry in order])
     draws = np.stack([entry.results[dataset].draws for entry in order], axis=1)
-    untested = basis.no_interval or basis.no_test or basis.rough
-    ranks = paired_ranks(values, draws[:0] if untested else draws, basis.degrees)
+    ranks = paired_ranks(values, draws[:0] if untested(basis) else draws, basis.degrees)
     behind = values - values[0]
     ends = np.stack((behind, behind - ranks.margin[0], behind + ranks.margin[0]), axis=1)
     ends[0] = np.nan
@@ -106,6 +105,11 @@ def _placed(entries: Sequence[Entry], contest: Contest, basis: Basis) -> list[Pl
     columns = (ranks.rank, ranks.low, ranks.high, ranks.group, ends, on_front)
     rows = zip(order, *(column.tolist() for column in columns), strict=True)
     return [Placed(*row) for row in rows]
+
+
+def untested(basis: Basis) -> str:
+    """Why entries are not told apart by these patients; empty where they are."""
+    return basis.no_test or basis.no_interval or basis.rough
 
 
 def _sorting(entry: Entry, dataset: str) -> tuple[float, tuple[str, ...]]:

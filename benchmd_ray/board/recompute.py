@@ -67,7 +67,7 @@ class Result:
     others: Sequence[Mapping[str, Any]]
     """AUROC under conditions (``evaluation``, ``condition``, ``seeds``), of subgroups
     (``variable``, ``subgroup``, ``patients``) and of detectors (``detector``, ``use_case``,
-    ``sets``, ``seeds``)."""
+    ``sets``, ``seeds``, ``caution``)."""
 
     @property
     def value(self) -> float:
@@ -171,8 +171,10 @@ def _require_known(part: Part, official: Official) -> None:
         raise Refused(f"{its} is not scored on this board: pack without --detection")
     if bool(part.split) == bool(evaluation.detection):
         raise Refused(f"{its} states a wrong split")
-    if evaluation.detection and not part.condition:
-        raise Refused(f"{its} does not name its detector")
+    if bool(part.detectors) != bool(evaluation.detection):
+        raise Refused(f"{its} names no detectors, or such of classes")
+    if len({*part.detectors}) < len(part.detectors) or (part.detectors and part.condition):
+        raise Refused(f"{its} names a detector twice, or a condition of detectors")
     if not (evaluation.detection or evaluation.classifies(known.about.task)):
         raise Refused(f"{its} is not scored on boards: it does not classify the same records")
     if part.version != evaluation.form.version:
@@ -241,20 +243,23 @@ def _scores(bundle: Bundle, file: _File, dataset: OfficialDataset) -> Floats:
 def _detected(
     bundle: Bundle, files: Sequence[_File], dataset: OfficialDataset, resamples: int
 ) -> Iterator[dict[str, Any]]:
-    """AUROC of a detector by use-case: `Result.others`."""
+    """AUROC of detectors by use-case: `Result.others`."""
     detected = dataset.detected
     assert detected is not None  # see `_require_known`
     try:
-        scores = [_rows(bundle, file, detected.records, 1) for file in files]
+        read = [_rows(bundle, f, detected.records, len(f.part.detectors)) for f in files]
     except Refused as error:
         raise Refused(
             f"{error}: evaluate with the organiser's --catalog and --also, or pack without "
             "--detection"
         ) from error
-    if not all(np.isfinite(each).all() for each in scores):
+    if not all(np.isfinite(each).all() for each in read):
         raise Refused(f"{files[0].place}: a score is NaN or infinite")
-    for row in detected.results(scores, resamples):
-        yield {"detector": files[0].part.condition, "seeds": _seeds(files), **row}
+    for detector in dict.fromkeys(name for file in files for name in file.part.detectors):
+        having = [n for n, file in enumerate(files) if detector in file.part.detectors]
+        columns = [read[n][:, files[n].part.detectors.index(detector)] for n in having]
+        about = {"detector": detector, "seeds": _seeds([files[n] for n in having])}
+        yield from (about | row for row in detected.results(columns, resamples))
 
 
 def _rows(bundle: Bundle, file: _File, expected: Sequence[bytes], columns: int) -> Floats:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from benchmd_ray.board.bundle import PackedRun, Refused
+from benchmd_ray.board.official import Official
 from benchmd_ray.board.recompute import Entry
 from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError
@@ -70,20 +71,20 @@ def _usual(source: str, name: str, technique: str) -> dict[str, object]:
     return {}
 
 
-def command(entry: Entry) -> str:
+def command(entry: Entry, official: Official) -> str:
     """The command line; what a bundle says is quoted for a shell."""
-    run = entry.first
+    run, abouts = entry.first, [official.datasets[name].about for name in sorted(entry.results)]
     usual = _usual(run.source, run.modality, run.technique)
-    others = {p.evaluation for each in entry.runs for p in each.predictions if not p.is_main}
+    others = sorted({p.evaluation for r in entry.runs for p in r.predictions if not p.is_main})
+    chosen = [*dict.fromkeys((run.source, *sorted(entry.results)))]
+    also = {name for about in abouts if about.detection in others for name in about.also}
     options: list[tuple[str, Any]] = [
-        *(
-            ("catalog", f"catalogs/{n}")
-            for n in dict.fromkeys((run.source, *sorted(entry.results)))
-        ),
+        *(("catalog", f"catalogs/{name}") for name in chosen),
+        *(("also", f"catalogs/{name}") for name in sorted(also - {*chosen})),
         ("technique", run.technique),
         ("setting", run.setting),
         *(("seed", each.seed) for each in entry.runs),
-        *(("evaluate", name) for name in others if len(others) == 1),
+        *(("evaluate", name) for name in others[: len(others) == 1]),
         *(
             ("set", f"{name}={json.dumps(value)}")
             for name, value in settings_of(run).items()
@@ -91,4 +92,7 @@ def command(entry: Entry) -> str:
         ),
     ]
     lines = ("benchmd run", *(f"    --{name} {shlex.quote(str(value))}" for name, value in options))
-    return " \\\n".join(lines)
+    if not others[1:]:
+        return " \\\n".join(lines)
+    loop = f"for other in {shlex.join(others)}; do"  # runs that are there are not repeated
+    return " \\\n".join((f"{loop} {lines[0]}", *lines[1:], '    --evaluate "$other"; done'))

@@ -20,6 +20,7 @@ from pydantic import Field
 from benchmd_ray.board.build import Board, RefusedBundle, Text, board_of
 from benchmd_ray.board.bundle import Bundle, Refused, file_sizes, read_bundle
 from benchmd_ray.board.content import Row, content, frame
+from benchmd_ray.board.keys import KEY
 from benchmd_ray.board.official import Official
 from benchmd_ray.board.pages import pages
 from benchmd_ray.board.recompute import MOST_RESAMPLES
@@ -37,10 +38,6 @@ BUNDLES, LABELS = "bundles", "official.parquet"
 OURS = re.compile(r"(index|dataset-\d+-[a-z0-9-]*|entry-[0-9a-f]{24})\.html")
 """Names of pages."""
 BUNDLE = re.compile("[0-9a-f]{64}")
-MADE_WITH_OTHERS = (
-    "it was built with other official labels than these: name the file that it was built with by "
-    "--catalog-digests"
-)
 MOST_LINES = 20
 """Differing values of `verify`."""
 
@@ -50,6 +47,8 @@ class Made:
     """Content of ``build.json``: what a site is made of next to its bundles."""
 
     title: Text
+    official: Annotated[str, Field(pattern=KEY)]
+    """SHA-256 of the file of official labels."""
     resamples: Annotated[Count, Field(ge=1, le=MOST_RESAMPLES)]
     refused: list[RefusedBundle]
     versions: dict[Name, Name]
@@ -112,7 +111,8 @@ def _write(board: Board, out: Path) -> Row:
         with replacing(out / name) as partial:
             partial.write_text(text, "utf-8")
         written.add(name)
-    made = Made(board.title, board.resamples, list(board.refused), dict(package_versions()))
+    of, versions = board.official.sha256, dict(package_versions())
+    made = Made(board.title, of, board.resamples, list(board.refused), versions)
     write_json(out / BUILD, asdict(made))
     for path in out.glob("*.html"):
         if OURS.fullmatch(path.name) and path.name not in written:
@@ -148,9 +148,14 @@ def verify(
     Links are reported and never followed.
 
     Raises:
-        BenchmdError: It is not a site.
+        BenchmdError: It is not a site, or was built with other labels.
     """
     made = _made(site)
+    if made.official != official.sha256:
+        raise BenchmdError(
+            f"{site} was built with other official labels ({made.official}): name their file by "
+            "--catalog-digests, or build it again."
+        )
     board = board_of(
         bundles_of(site),
         official,
@@ -186,8 +191,9 @@ def labels_of(site: Path) -> Path:
     """The official digests that a site publishes.
 
     Raises:
-        BenchmdError: It does not.
+        BenchmdError: It does not, or is no site.
     """
+    _made(site)
     if not _is_plain(site / LABELS):
         raise BenchmdError(
             f"{site} does not publish its official labels: name their file by --catalog-digests."
@@ -222,9 +228,7 @@ def _differences(stated: Path, again: Path) -> Iterator[str]:
         if _is_plain(stated) and stated.stat().st_size <= 2 * again.stat().st_size:
             one, other = (flat(json.loads(p.read_bytes()), lists=True) for p in (stated, again))
             for name in sorted(one.keys() | other.keys()):
-                if name == "official" and one.get(name) != other[name]:
-                    lines.insert(0, MADE_WITH_OTHERS)
-                elif one.get(name) != other.get(name):
+                if one.get(name) != other.get(name):
                     values = f"{_short(one.get(name))}, its bundles give {_short(other.get(name))}"
                     lines.append(f"{text_of(name)}: the site says {values}")
     except (OSError, ValueError, RecursionError):

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import CATALOG, FILE, FOLDER, STORE
+from benchmd_ray.cli.options import CATALOG, EXISTING, FILE, FOLDER, STORE
 from benchmd_ray.cli.report import RESAMPLES
 from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import BenchmdError, count_of
@@ -42,7 +42,7 @@ DIGESTS = "File of `benchmd board digest`: the official records, patients and la
     help="Add the scores of detectors (--evaluate ood), for a board that scores them.",
 )
 @click.option(
-    "--key", type=FILE, help="Private Ed25519 key (PEM) to sign with. Needs the extra board."
+    "--key", type=EXISTING, help="Private Ed25519 key (PEM) to sign with. Needs the extra board."
 )
 @click.option("--yes", is_flag=True, help="You have read what leaves, and want it written.")
 def pack(
@@ -62,9 +62,7 @@ def pack(
 
     for line in pack_stores(stores, out, board_key(board), key_file=key, keep=yes, **choice):
         echo(line)
-    if not yes:
-        raise BenchmdError("nothing was written. If all of this may leave, add --yes.")
-    echo(f"written: {out}")
+    echo(f"written: {out}" if yes else "Nothing was written. If all of this may leave, add --yes.")
 
 
 @main.group()
@@ -118,7 +116,7 @@ def board_digest(
     if also and not detection:
         raise click.UsageError("--also goes with --detection.")
     opened = [open_catalog(path) for path in catalogs]
-    detections = dict(detected_records(catalogs, also)) if detection else {}
+    detections = detected_records(catalogs, also) if detection else {}
     key = board_key(board)
     abouts = write_digests(opened, key, out, subgroups=subgroups, detections=detections)
     for about in abouts:
@@ -131,7 +129,7 @@ def board_digest(
 
 @board.command("build")
 @click.argument("bundles", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
-@click.option("--catalog-digests", "digests", type=FILE, required=True, help=DIGESTS)
+@click.option("--catalog-digests", "digests", type=EXISTING, required=True, help=DIGESTS)
 @click.option("--out", type=FOLDER, required=True, help="Folder of the site.")
 @click.option("--title", default="Board", show_default=True, help="Heading of the site.")
 @RESAMPLES
@@ -140,7 +138,7 @@ def board_digest(
 )
 @click.option(
     "--submitters",
-    type=FILE,
+    type=EXISTING,
     help="File with a public key and a name on each line: others cannot submit by these names.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 if a bundle is refused.")
@@ -194,7 +192,9 @@ def board_build(
 
 @board.command("verify")
 @click.argument("site", type=FOLDER)
-@click.option("--catalog-digests", "digests", type=FILE, help=f"{DIGESTS} Default: those in SITE.")
+@click.option(
+    "--catalog-digests", "digests", type=EXISTING, help=f"{DIGESTS} Default: those in SITE."
+)
 def board_verify(site: Path, *, digests: Path | None) -> None:
     """Compute the SITE of a board again from its bundles, and say what differs.
 

@@ -107,6 +107,7 @@ RUNS = Path("runs")
 UPSTREAM = UpstreamType(_mirror)
 """For an option that names the start of a transfer."""
 FILE = click.Path(path_type=Path, dir_okay=False)
+EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 LONGEST_TAG = 64

@@ -101,8 +101,8 @@ DETECTED = ("record_id", "unit_id", "group_id", "set", "use_case")
 class Detection:
     """What boards compare of an evaluation whose scores are of detectors, not of classes.
 
-    Both functions give rows with the texts `DETECTED`: ``group_id`` is the patient, ``use_case`` is
-    empty in distribution; a record is once in a set.
+    ``records`` and ``scores`` give rows with the texts `DETECTED`: ``group_id`` is the patient,
+    ``use_case`` is empty in distribution; a record is once in a set.
     """
 
     records: Callable[[Catalog, Sequence[Catalog]], pa.Table]
@@ -110,6 +110,19 @@ class Detection:
     scores: Callable[[Predictions], pa.Table]
     """Function from predictions to the same rows with a float64 column for each detector: larger
     is more out of distribution."""
+    title: Callable[[str], str]
+    """Function from the name of a detector to its title."""
+
+
+@dataclass(frozen=True, eq=False)
+class DetectedRecords:
+    """What detectors of a source are scored on."""
+
+    evaluation: str
+    also: tuple[str, ...]
+    """Datasets of the other catalogs that it reads."""
+    records: pa.Table
+    """Of `Detection.records`."""
 
 
 @dataclass(frozen=True)

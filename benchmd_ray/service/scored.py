@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-
-import pyarrow as pa
+from collections.abc import Iterable, Sequence
 
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Evaluation
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION, DetectedRecords, Evaluation
 from benchmd_ray.evaluation.registry import evaluations
 from benchmd_ray.files.integrity import Damaged, hash_path, is_whole
 from benchmd_ray.runs.predictions import Outdated, also_of, predictions_path, read_description
@@ -25,11 +24,15 @@ def open_also(paths: Iterable[Location]) -> tuple[Catalog, ...]:
 
 def detected_records(
     catalogs: Sequence[Location], also: Sequence[Location]
-) -> Iterator[tuple[str, tuple[str, pa.Table]]]:
-    """Each source with name and records of the evaluation by detectors that boards compare.
+) -> dict[str, DetectedRecords]:
+    """Records of the evaluation by detectors that boards compare, by source.
 
     ``also`` are further catalogs that it reads, as in a plan.
+
+    Raises:
+        BenchmdError: Several evaluations have detectors of one source.
     """
+    found: dict[str, DetectedRecords] = {}
     datasets, others = from_catalogs(catalogs).datasets, from_catalogs(also).datasets
     for evaluation in evaluations().values():
         for source in datasets:
@@ -40,7 +43,14 @@ def detected_records(
             read = read_also(evaluation, source, (*same, *others))
             opened = open_also(dataset.catalog for dataset in read if dataset.catalog is not None)
             records = evaluation.detection.records(open_catalog(source.catalog), opened)
-            yield source.name, (evaluation.name, records)
+            if source.name in found:
+                raise BenchmdError(
+                    f"the evaluations {found[source.name].evaluation} and {evaluation.name} both "
+                    f"have detectors of {source.name}: uninstall the package of one of them."
+                )
+            names = tuple(catalog.dataset for catalog in opened)
+            found[source.name] = DetectedRecords(evaluation.name, names, records)
+    return found
 
 
 def is_scored(

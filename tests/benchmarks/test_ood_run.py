@@ -190,12 +190,22 @@ def test_a_board_scores_the_records_of_the_catalogs_as_a_report_does(
         result = CliRunner().invoke(main, [*map(str, arguments)])
         assert result.exit_code == 0, result.output
     (entry,) = json.loads((tmp_path / "site" / "board.json").read_text("utf-8"))["entries"]
-    found = {(r["detector"], r["use_case"]): r["auroc"] for r in entry["scores"][0]["detectors"]}
+    found = {
+        (r["detector_name"], r["use_case"]): r["auroc"] for r in entry["scores"][0]["detectors"]
+    }
     seeds = [score_rows(replace(p, description={"of": "again"}), 20) for p in (predictions, other)]
     means = pd.concat(seeds).query("group == 'all' and metric == 'auroc' and regime == 'none'")
     means = means[means["use_case"] != "shifted"]
     expected = means.groupby(["method", "use_case"])["value"].mean().to_dict()
     assert found == pytest.approx(expected)
+    for name in ("georgia", "isruc"):
+        assert f"--also catalogs/{name} " in entry["command"]
+    twice = {
+        name: replace(DETECTION, form=replace(DETECTION.form, evaluation=name)) for name in "ab"
+    }
+    monkeypatch.setattr("benchmd_ray.service.scored.evaluations", lambda: twice)
+    result = CliRunner().invoke(main, ["board", "digest", *map(str, own)])
+    assert "the evaluations a and b both have detectors of ptb-xl" in result.output
 
 
 def test_a_set_whose_patients_all_calibrate_is_not_scored(runs, place, cache):

@@ -16,10 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from stores import make_transfer, people, scores_of, targets_of, write_predictions
 
 from benchmd_ray.board.bundle import ABOUT, part_path, read_bundle, row_form
-from benchmd_ray.board.keys import board_key, signed
+from benchmd_ray.board.keys import board_key, private_key, signed
 from benchmd_ray.board.official import AboutDataset, write_rows
 from benchmd_ray.board.pack import pack, write_signature
 from benchmd_ray.data.cards import cards, kind_of
+from benchmd_ray.evaluation.evaluation import DetectedRecords
 from benchmd_ray.files.atomic import json_bytes
 
 KEY = board_key("test-board")
@@ -31,7 +32,7 @@ SEEDS = {"ptb-xl": 1, "georgia": 10}
 def write_official(
     path: Path,
     rows: Mapping[str, int] = ROWS,
-    detections: Mapping[str, tuple[str, pa.Table]] = MappingProxyType({}),
+    detections: Mapping[str, DetectedRecords] = MappingProxyType({}),
 ) -> Path:
     """Digests of the test splits that `stores.predict_all` makes up, and of detection."""
     abouts, tables = [], []
@@ -145,5 +146,5 @@ def pem(path: Path) -> Path:
 
 def sign(bundle: Path, key: Path) -> str:
     """Sign a bundle; gives the public key."""
-    write_signature(bundle, signed((bundle / ABOUT).read_bytes(), key))
+    write_signature(bundle, signed((bundle / ABOUT).read_bytes(), private_key(key)))
     return read_bundle(bundle).signer

@@ -41,6 +41,9 @@ from benchmd_ray.board.content import content
 from benchmd_ray.board.copies import copies, sketch
 from benchmd_ray.board.keys import board_key
 from benchmd_ray.board.official import read_official, write_rows
+from benchmd_ray.board.pages import MOST_DIGITS, pages
+from benchmd_ray.board.pages import _column as table_column
+from benchmd_ray.board.pages import _digits as digits_of
 from benchmd_ray.board.ranking import cost_of, division, front
 from benchmd_ray.board.rerun import command as again
 from benchmd_ray.board.site import verify, write_site
@@ -116,16 +119,44 @@ def test_what_leaves_is_listed_and_written_only_if_confirmed(tmp_path):
     make_bundle(tmp_path / "unused")
     arguments = ["pack", tmp_path / "unused-store", "--out", tmp_path / "bundle"]
     arguments += ["--board", "test-board", "--submitter", "A lab"]
-    text = run(*arguments, code=1)
+    text = run(*arguments)
     assert not (tmp_path / "bundle").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"unused", "unused-store"}
     for words in ("1 run of A lab", "classification of georgia (test)", "stays: labels, patients"):
         assert words in text
     assert re.search(r"bytes: predictions [\d,]+, descriptions [\d,]+, together [\d,]+", text)
     assert "terms of georgia: CC BY 4.0" in text
-    assert "nothing was written. If all of this may leave, add --yes." in text
+    assert "Nothing was written. If all of this may leave, add --yes." in text
     assert "written" in run(*arguments, "--yes")
     assert "exists: nothing was written" in run(*arguments, "--yes", code=1)
+
+
+def test_what_cannot_be_packed_or_built_says_what_to_do(tmp_path, official):
+    bundle = make_bundle(tmp_path / "unused")
+    board, key = ("--board", "test-board"), pem(tmp_path / "me.pem")
+    arguments = ["pack", tmp_path / "unused-store", "--out", tmp_path / "bundle", "--yes"]
+
+    def packed(*more):
+        text = " ".join(run(*arguments, *more, code=1).split())
+        assert not (tmp_path / "bundle").exists()
+        return text
+
+    for name in ("", " A lab", "A  lab", "a" * 81):
+        assert "is not a name as pages show it" in packed(*board, "--submitter", name)
+    assert "is a key to sign with (PEM)" in packed("--board", key, "--submitter", "A lab")
+    missing = run(*arguments, *board, "--submitter", "A", "--key", tmp_path / "no.pem", code=2)
+    assert "does not exist" in missing
+    (tmp_path / "no.pem").write_text("no key")
+    text = packed(*board, "--submitter", "A lab", "--key", tmp_path / "no.pem")
+    assert "is not a private Ed25519 key" in text
+    assert "runs/s" not in text  # told before the work
+    (tmp_path / "all").mkdir()
+    bundle.rename(tmp_path / "all" / "one")
+    text = run(*command(official, tmp_path / "site"), tmp_path / "all", code=1)
+    assert "of a folder of bundles name each: FOLDER/*" in " ".join(text.split())
+    assert "is not a board's site" in run("board", "verify", tmp_path / "all", code=1)
+    shown = run(*arguments, *board, "--submitter", "A lab", "--key", key)
+    assert f"signed by {read_bundle(tmp_path / 'bundle').signer}\n" in shown
 
 
 def test_a_bundle_has_no_name_of_a_record_or_patient_and_no_label(tmp_path):
@@ -181,6 +212,49 @@ def test_groups_are_those_that_paired_tests_tell_apart(tmp_path, official):
     assert [place.rank for place in members] == [1, 2, 3, 4, 5]
     assert all(place.low <= place.rank <= place.high for place in members)
     assert (members[-1].low, members[-1].high) == (5, 5)
+
+
+def test_an_end_that_excludes_zero_is_not_shown_as_zero():
+    assert [digits_of(end) for end in (-0.2, -0.0005001, -0.00049, -0.00002)] == [3, 3, 4, 5]
+    assert digits_of(-1e-9) == MOST_DIGITS
+    rows = [
+        {"behind": value, "behind_low": 2 * value if value else None, "behind_high": high}
+        for value, high in ((None, None), (-0.01, 0.0003), (-0.01, -0.0002))
+    ]
+    column = table_column(rows, "behind")
+    assert (column.digits, column.differs) == (4, [False, False, True])
+    assert table_column(rows[:2], "behind").digits == 3
+
+
+def test_a_dataset_of_few_patients_says_why_its_entries_are_in_one_group(tmp_path):
+    rows = {"georgia": 45, "ptb-xl": 600}
+    official = write_official(tmp_path / "few.parquet", rows)
+    folders = [
+        make_bundle(tmp_path / name, name, skill=skill, noise=n, rows=rows)
+        for n, (name, skill) in enumerate((("A", 3.0), ("B", 0.1)))
+    ]
+    data = content(build(folders, official))
+    few, many = data["datasets"]
+    assert few["first_group"] is None
+    of_few = read_official(official).datasets["georgia"]
+    sides = [
+        min(len({*of_few.groups[target == side]}) for side in (0, 1))
+        for target in of_few.unit_targets.T
+    ]
+    rare = sum(0 < side < 5 for side in sides)
+    told = re.fullmatch(
+        "([1-7]) of 7 classes have fewer than 5 patients on the rarer side", few["untested"]
+    )
+    assert 0 < rare <= int(told[1])  # those with more records count as fewer
+    assert (many["first_group"], many["untested"]) == (1, "")
+    assert {s["group"] for e in data["entries"] for s in e["scores"][:1]} == {1}
+    of = dict(pages(data))
+    text = " ".join(of[few["page"]].split())
+    assert (
+        f"all are in group 1, as there are too few patients for a test ({few['untested']})" in text
+    )
+    assert "fewer than 20, or than 10 on the rarer side of a class" in text
+    assert "too few patients for a test (" not in of[many["page"]]
 
 
 def test_the_front_is_what_nothing_dominates():
@@ -659,7 +733,7 @@ def test_the_command_of_an_entry_runs_it_again_and_is_quoted(tmp_path, official)
 
     folder = forge(make_bundle(tmp_path / "bundle", seeds=2), evil)
     (entry,) = build([folder], official).entries
-    text = again(entry)
+    text = again(entry, read_official(official))
     assert "--technique 'mae; rm -rf ~'" in text
     assert "--set transfer.optimiser.lr=0.01" in text
     assert "--seed 0 \\\n    --seed 1" in text
@@ -679,7 +753,7 @@ def test_a_run_of_medmnist_follows_the_protocol_of_its_dataset(tmp_path, officia
     (entry,) = build([forge(make_bundle(tmp_path / "bundle"), small)], official).entries
     about = replace(read_official(official).datasets["georgia"].about, modality=kind.name)
     assert division(entry, about) == "small protocol"
-    stated = re.findall("--set ([^= ]+)=", again(entry))
+    stated = re.findall("--set ([^= ]+)=", again(entry, read_official(official)))
     usual, own = (
         settings["encoder"] for settings in (as_dict(default_settings(kind)), entry.first.settings)
     )
@@ -744,6 +818,7 @@ def test_robustness_is_scored_with_the_official_labels(tmp_path, official):
     assert len(read_bundle(tmp_path / "bundle").about.parts) == 4
     board = build([tmp_path / "bundle"], official)
     assert not board.refused, board.refused
+    assert again(board.entries[0], read_official(official)).endswith("    --evaluate robustness")
     result = board.entries[0].results["georgia"]
     rows = {row["condition"]: row["auroc"] for row in result.others}
     assert rows["clean"] == pytest.approx(result.value)

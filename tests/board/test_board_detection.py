@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -21,8 +22,10 @@ from benchmd_ray.board.bundle import part_path, read_bundle, row_form
 from benchmd_ray.board.content import content
 from benchmd_ray.board.official import read_official
 from benchmd_ray.board.pack import pack
+from benchmd_ray.board.pages import pages
+from benchmd_ray.board.rerun import command as again
 from benchmd_ray.board.site import verify, write_site
-from benchmd_ray.evaluation.evaluation import DETECTED
+from benchmd_ray.evaluation.evaluation import DETECTED, DetectedRecords
 from benchmd_ray.files.integrity import Damaged, name_of, write_hash
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.runs.store import read_stores
@@ -97,7 +100,7 @@ def predictions_of(run):
 @pytest.fixture
 def official(runs, tmp_path):
     records = detected(predictions_of(runs[0])).select([*DETECTED])
-    return write_official(tmp_path / "official.parquet", detections={"georgia": ("ood", records)})
+    return write_official(tmp_path / "official.parquet", detections=of_georgia(records))
 
 
 @pytest.fixture
@@ -107,13 +110,22 @@ def bundle(runs, tmp_path):
     return tmp_path / "bundle"
 
 
+def of_georgia(records):
+    return {"georgia": DetectedRecords("ood", ("cpsc", "ptb-xl"), records)}
+
+
 def build(bundle, official):
-    return board_of([bundle], read_official(official), title="A board", resamples=RESAMPLES)
+    return build_of(bundle, read_official(official))
 
 
-def number_of(bundle, detector):
+def build_of(bundle, official):
+    return board_of([bundle], official, title="A board", resamples=RESAMPLES)
+
+
+def number_of(bundle):
+    """The number of the first file of detection."""
     parts = read_bundle(bundle).about.parts
-    return next(n for n, (_, part) in enumerate(parts) if part.condition == detector)
+    return next(n for n, (_, part) in enumerate(parts) if part.detectors)
 
 
 def test_detection_is_scored_on_the_official_records_as_in_reports(runs, bundle, official):
@@ -159,9 +171,38 @@ def test_a_page_shows_detection_and_verify_recomputes_it(bundle, official, tmp_p
     assert not [*verify(tmp_path / "site", read_official(tmp_path / "site" / "official.parquet"))]
     page = (tmp_path / "site" / f"entry-{entry_id(board.entries[0])}.html").read_text("utf-8")
     assert 'id="detectors"' in page
+    assert "--also catalogs/cpsc \\\n" in page
+    assert "--also catalogs/ptb-xl" not in page  # already among its catalogs
+    assert "--evaluate ood" in page
     georgia = next(each for each in data["datasets"] if each["name"] == "georgia")
     assert georgia["sets_out_of_distribution"] == {"faulty": 2, "unrelated": 1}
-    assert "faulty 2, unrelated 1" in (tmp_path / "site" / georgia["page"]).read_text("utf-8")
+    text = (tmp_path / "site" / georgia["page"]).read_text("utf-8")
+    assert "faulty 2, unrelated 1" in text
+    assert 'id="detection"' in text
+    other = next(each for each in data["datasets"] if each["name"] == "ptb-xl")
+    assert 'id="detection"' not in (tmp_path / "site" / other["page"]).read_text("utf-8")
+
+
+def test_a_dataset_page_compares_detectors_by_their_titles(bundle, official, monkeypatch):
+    def rename(content):
+        for run in content["runs"]:
+            for part in run["predictions"]:
+                part["detectors"] = ["fdbd", "unknown-here"] * bool(part["detectors"])
+
+    data = content(build(forge(bundle, rename), official))
+    rows = next(s for s in data["entries"][0]["scores"] if s["dataset"] == "georgia")["detectors"]
+    titles = {row["detector_name"]: row["detector"] for row in rows}
+    assert titles == {"fdbd": "fDBD", "unknown-here": "unknown-here"}
+    page = dict(pages(data))[next(d for d in data["datasets"] if d["name"] == "georgia")["page"]]
+    assert "fDBD" in page
+    assert "Of all, the" not in page
+    monkeypatch.setattr("benchmd_ray.board.pages.MOST_DETECTED", 3)
+    (name,) = (d["page"] for d in data["datasets"] if d["name"] == "georgia")
+    short = dict(pages(data))[name]
+    assert "Of all, the 3 with the highest" in short
+    lowest = min(rows, key=lambda row: row["auroc"])
+    assert f"{lowest['auroc']:.3f}" in page
+    assert f"{lowest['auroc']:.3f}" not in short
 
 
 def test_detection_is_packed_only_if_asked_for_and_for_boards_that_score_it(
@@ -169,7 +210,9 @@ def test_detection_is_packed_only_if_asked_for_and_for_boards_that_score_it(
 ):
     (tmp_path / "plain").mkdir()
     notes = pack(runs, tmp_path / "plain", KEY, submitter="A lab")
-    assert sum("name --detection" in note for note in notes) == len(runs)
+    assert [note.partition(" and 1 other: ")[2] for note in notes] == [
+        "name --detection for a board that scores it"
+    ]
     assert not build(tmp_path / "plain", official).refused
     (refused,) = build(bundle, write_official(tmp_path / "other.parquet")).refused
     assert "its ood of georgia is not scored on this board: pack without" in refused.reason
@@ -191,9 +234,9 @@ def test_detection_is_packed_only_if_asked_for_and_for_boards_that_score_it(
     ],
 )
 def test_forged_detection_is_refused(bundle, official, change, reason):
-    number = number_of(bundle, "first")
+    number = number_of(bundle)
     path = part_path(bundle, number)
-    path.write_bytes(change(np.fromfile(path, row_form(1))).tobytes())
+    path.write_bytes(change(np.fromfile(path, row_form(2))).tobytes())
     (refused,) = build(rehash(bundle), official).refused
     assert reason in refused.reason
 
@@ -238,13 +281,63 @@ def test_classification_cannot_pass_for_what_a_board_does_not_score(
     assert refused.reason.endswith("is not scored on boards: it does not classify the same records")
 
 
-def test_a_detector_without_a_name_is_refused(bundle, official):
+@pytest.mark.parametrize(
+    ("about", "reason"),
+    [
+        ({"detectors": []}, "names no detectors"),
+        ({"detectors": ["first", "first"]}, "names a detector twice"),
+        ({"condition": "noise 1"}, "names a detector twice, or a condition"),
+        ({"detectors": ["first"]}, "ood of georgia: 200 records missing"),
+        ({"detectors": [*"abcdefghijk"]}, "of 104: a hash and 11 scores"),
+        ({"detectors": ["<b>", "first"]}, "detectors is '<b>'"),
+        ({"detectors": ["d"] * 65}, "expected List should have at most 64"),
+    ],
+)
+def test_detectors_that_are_not_those_of_the_file_are_refused(bundle, official, about, reason):
     def restate(content):
         for run in content["runs"]:
-            next(p for p in run["predictions"] if p["evaluation"] == "ood")["condition"] = ""
+            next(p for p in run["predictions"] if p["evaluation"] == "ood").update(about)
 
     (refused,) = build(forge(bundle, restate), official).refused
-    assert refused.reason == "its ood of georgia does not name its detector"
+    assert reason in refused.reason
+
+
+def test_the_command_of_an_entry_names_all_of_its_evaluations(bundle, official):
+    """Each by a run, of which only what is missing is computed."""
+    official = read_official(official)
+    (entry,) = build_of(bundle, official).entries
+    text = again(entry, official)
+    robust = replace(entry.first.predictions[0], evaluation="robustness", condition="noise 1")
+    first = replace(entry.first, predictions=[*entry.first.predictions, robust])
+    both = again(replace(entry, runs=(first, *entry.runs[1:])), official)
+    assert both.startswith("for other in ood robustness; do benchmd run \\\n    --catalog")
+    assert both.endswith(' \\\n    --evaluate "$other"; done')
+    assert text.endswith("--evaluate ood")
+    echo = f"benchmd() {{ printf '%s ' \"$@\"; echo; }}; {both}"
+    lines = subprocess.run(["bash", "-c", echo], capture_output=True, text=True).stdout.splitlines()
+    assert [line.split()[-2:] for line in lines] == [
+        ["--evaluate", "ood"],
+        ["--evaluate", "robustness"],
+    ]
+
+
+def test_a_classification_has_no_detectors(bundle, official):
+    forge(bundle, lambda content: content["runs"][0]["predictions"][0].update(detectors=["knn"]))
+    (refused,) = build(bundle, official).refused
+    assert "names no detectors, or such of classes" in refused.reason
+
+
+def test_seeds_may_have_other_detectors(runs, official, store, tmp_path):
+    """Such as one that could not learn."""
+    second = read_stores([store]).found[1]
+    path = predictions_path(second.folder, "georgia", "ood")
+    table = pq.read_table(path)
+    pq.write_table(table.drop(["first"]), path)
+    write_hash(path)
+    packed(store, tmp_path / "bundle")
+    (entry,) = build(tmp_path / "bundle", official).entries
+    seeds = {r["detector"]: r["seeds"] for r in entry.results["georgia"].others if "detector" in r}
+    assert seeds == {"first": [1 - second.description["seed"]], "second": [0, 1]}
 
 
 def first_of(sets, **about):
@@ -278,7 +371,7 @@ def test_use_cases_are_few(official, tmp_path):
     """A name of each would be shown for each detector."""
     sets = [("in", "")] + [(f"set-{n}", "case-" + "abcdefghijkl"[n]) for n in range(11)]
     rows = [dict(zip(DETECTED, ("a", "a", "a", *about), strict=True)) for about in sets]
-    detections = {"georgia": ("ood", pa.Table.from_pylist(rows))}
+    detections = of_georgia(pa.Table.from_pylist(rows))
     with pytest.raises(Damaged, match="other sets than named"):
         read_official(write_official(tmp_path / "cases.parquet", detections=detections))
 
@@ -286,7 +379,7 @@ def test_use_cases_are_few(official, tmp_path):
 def test_digests_have_no_detection_where_all_sets_are_too_small(runs, tmp_path):
     records = detected(predictions_of(runs[0])).select([*DETECTED])
     alone = records.filter(pc.equal(records["set"], IN))
-    path = write_official(tmp_path / "small.parquet", detections={"georgia": ("ood", alone)})
+    path = write_official(tmp_path / "small.parquet", detections=of_georgia(alone))
     dataset = read_official(path).datasets["georgia"]
     assert (dataset.detected, dataset.about.detection) == (None, "")
 
@@ -303,15 +396,19 @@ def test_sets_of_one_name_and_sets_of_few_patients(tmp_path):
         for m in range(5)
     ]
     table = pa.Table.from_pylist(rows)
-    path = write_official(tmp_path / "o.parquet", detections={"georgia": ("ood", table)})
+    path = write_official(tmp_path / "o.parquet", detections=of_georgia(table))
     of = read_official(path).datasets["georgia"].detected
     cases = [of.sets[number].use_case for number in of.numbers]
     scores = rng.normal(np.array([{"": 0.0, "unseen": 5.0, "faulty": -5.0}[c] for c in cases]))
-    unseen, faulty = sorted(of.results([scores[:, None]], 50), key=lambda r: -r["auroc"])
+    unseen, faulty = sorted(of.results([scores], 50), key=lambda r: -r["auroc"])
     assert (unseen["use_case"], unseen["sets"], faulty["use_case"]) == ("unseen", 1, "faulty")
     assert unseen["auroc"] > 0.99 > 0.01 > faulty["auroc"]
     assert unseen["auroc_low"] > 0.8
     assert np.isnan(faulty["auroc_low"])
+    assert (unseen["caution"], faulty["caution"]) == (
+        "",
+        "no interval: 4 patients on the rarer side",
+    )
 
 
 @pytest.fixture
@@ -358,8 +455,9 @@ def test_a_detector_whose_name_a_board_would_refuse_is_not_packed(store, tmp_pat
         pq.write_table(pa.Table.from_arrays(table.columns, schema=schema), path)
         write_hash(path)
     notes = packed(store, tmp_path / "bundle")
-    assert len(notes) == 2
-    assert all("ood of georgia is not packed: 'My_Detector' is not a name of" in n for n in notes)
+    (note,) = notes
+    assert note.startswith("ood of georgia of transfer-ecg-scratch-linear-")
+    assert "and 1 other: 'My_Detector' is not a name of" in note
     assert {part.evaluation for _, part in read_bundle(tmp_path / "bundle").about.parts} == {
         "classification"
     }

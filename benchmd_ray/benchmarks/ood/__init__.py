@@ -139,7 +139,11 @@ def _declared(
 
 DETECTION = replace(
     _declared("ood", 4, _compute, _current, planned=True),
-    detection=Detection(partial(_later, "board:records"), partial(_later, "board:scores")),
+    detection=Detection(
+        partial(_later, "board:records"),
+        partial(_later, "board:scores"),
+        partial(_later, "report:title_of"),
+    ),
 )
 AS_RELEASED = _declared("ood-released", 3, _compute_released, _of_cards)
 """The paper's detectors as its code calibrates and scores them."""
