@@ -125,7 +125,7 @@ def run_docs(section, real_data, tmp_path, less=LESS):
 def test_the_documented_commands_on_real_ecgs_run_as_written(real_data, tmp_path):
     run_docs("real-ecg", real_data, tmp_path, BRIEF)
     table = (tmp_path / "ecg/report/auroc.md").read_text("utf-8")
-    assert table.count("| mae |") == table.count("| scratch |") == 3
+    assert table.count("| MAE |") == table.count("| scratch |") == 3
     assert "protocol shuffled" in (tmp_path / "ecg/report-shuffled/auroc.md").read_text("utf-8")
 
     run_docs(
@@ -141,7 +141,7 @@ def test_the_documented_commands_on_real_ecgs_run_as_written(real_data, tmp_path
 def test_the_documented_commands_on_real_chest_x_rays_run_as_written(real_data, tmp_path):
     run_docs("real-cxr", real_data, tmp_path, BRIEF)
     table = (tmp_path / "cxr/report/auroc.md").read_text("utf-8")
-    assert table.count("| random-kernels |") == table.count("| scratch |") == 2
+    assert table.count("| random kernels |") == table.count("| scratch |") == 2
     assert len(list((tmp_path / "cxr/figures").glob("*.png"))) >= 3
 
 

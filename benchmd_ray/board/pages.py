@@ -8,10 +8,20 @@ from typing import Any
 
 from markupsafe import Markup
 
+from benchmd_ray.board.charts import chart
 from benchmd_ray.board.content import Row
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.columns import metric_title
-from benchmd_ray.report.document import Section, document, html, listed_notes, prose, render, terms
+from benchmd_ray.report.document import (
+    Section,
+    document,
+    figure_part,
+    html,
+    listed_notes,
+    prose,
+    render,
+    terms,
+)
 from benchmd_ray.report.table import Column, Table
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import ALIKE, ROUGH_IN_CLASS, TEST_PATIENTS
@@ -154,10 +164,11 @@ def _dataset(board: Row, dataset: Row) -> str:
         caption = f"Entries on {dataset['name']}, the best first."
         about = ("name", "auroc", "group", "rank", "behind", "whose")
         costs = ("device_hours", "parameters", "on_front", "source", "seeds", "flag")
-        ranked = _leaders(members, dataset["untested"]) + _table(
-            f"entries-{number}", caption, members, *about, *costs
-        )
-        heading = f"{division[:1].upper()}{division[1:]}, labels {table['labels']}"
+        where = f"{division}, labels {table['labels']}"
+        heading = f"{where[:1].upper()}{where[1:]}"
+        drawn = figure_part(chart(dataset["name"], where, members, number), number + 1)
+        listed = _table(f"entries-{number}", caption, members, *about, *costs)
+        ranked = _leaders(members, dataset["untested"]) + drawn + listed
         sections.append((f"table-of-{number}", heading, ranked))
     if detected := _detected(rows.values()):
         sections.append(("detection", "Detection", detected))

@@ -7,12 +7,13 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from warnings import catch_warnings, filterwarnings
 from weakref import WeakKeyDictionary
 
 import matplotlib
@@ -110,9 +111,15 @@ def technique_looks(names: Iterable[str]) -> dict[str, TechniqueLook]:
     return looks
 
 
-def styled() -> AbstractContextManager[None]:
-    """Draw and write with matplotlib's defaults and `STYLE`, not the user's configuration."""
-    return style.context(["default", STYLE])
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw and write with matplotlib's defaults and `STYLE`, not the user's configuration.
+
+    Letters that its font lacks are no warning: an SVG has text, which browsers show by others.
+    """
+    with style.context(["default", STYLE]), catch_warnings():
+        filterwarnings("ignore", "Glyph")
+        yield
 
 
 def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:

@@ -122,7 +122,7 @@ def figure_parts(figures: Sequence[Titled], apart: int = 0) -> dict[str, Markup]
     display = progress("page", len(figures), "figures") if figures else None
     for number, titled in enumerate(figures, start=1):
         section = titled.section if number > apart else ""
-        sections[section] = sections.get(section, Markup()) + _figure(titled, number)
+        sections[section] = sections.get(section, Markup()) + figure_part(titled, number)
         if display is not None:
             display.update(number)
     if display is not None:
@@ -130,7 +130,8 @@ def figure_parts(figures: Sequence[Titled], apart: int = 0) -> dict[str, Markup]
     return sections
 
 
-def _figure(titled: Titled, number: int) -> Markup:
+def figure_part(titled: Titled, number: int) -> Markup:
+    """The HTML of a figure."""
     width, height = (round(float(inch) * PIXELS) for inch in titled.figure.get_size_inches())
     return render(
         "figure.html",
