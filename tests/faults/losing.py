@@ -109,4 +109,4 @@ def evaluated(address):
     bucket = open_bucket(address)
     journals = [key for key in bucket.objects("searches/") if "/journal/" in key]
     text = "".join(bucket.read(key).data.decode() for key in sorted(journals))
-    return text.count('"evaluations"')
+    return text.count('"scored"')
