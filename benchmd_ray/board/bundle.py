@@ -41,7 +41,8 @@ MOST_JSON_BYTES = 2**22
 """Twice what `MOST_FILES` and `MOST_RUNS` take; a text may need 150 times its size in memory."""
 MOST_RUNS = 100
 MOST_LETTERS = 80
-"""Of a submitter's name."""
+MOST_ABOUT = 200
+"""Characters of a submitter's name, and of a title or licence."""
 CONDITION = "^([a-z0-9][a-z0-9-]{0,40}( [0-9]{1,3})?)?$"
 """A fault and its severity, such as ``noise 3``; empty for the records as they are."""
 DETECTOR, MOST_DETECTORS = "^[a-z0-9][a-z0-9-]{0,40}$", 64
@@ -69,7 +70,7 @@ class Part:
     detectors: Annotated[
         list[Annotated[str, Field(pattern=DETECTOR)]], Field(max_length=MOST_DETECTORS)
     ]
-    """Whose scores it has, in the order of its columns; empty for a classification."""
+    """Names of its columns; empty for a classification."""
     dataset: Name
     split: Name
     catalog: Name
@@ -130,8 +131,8 @@ class Description:
     board: Name
     """Digest of the board's key (`BoardKey.check`)."""
     submitter: Annotated[Name, Field(min_length=1, max_length=MOST_LETTERS)]
-    title: Annotated[Name, Field(max_length=200)]
-    licence: Annotated[Name, Field(max_length=200)]
+    title: Annotated[Name, Field(max_length=MOST_ABOUT)]
+    licence: Annotated[Name, Field(max_length=MOST_ABOUT)]
     """On which terms the predictions are published; empty if not stated."""
     made: Annotated[str, Field(pattern="^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}Z$")]
     benchmd_ray: Name
@@ -244,10 +245,10 @@ def file_sizes(folder: Path) -> dict[str, int]:
     """
     if not folder.is_dir() or folder.is_symlink():
         raise Refused(f"it is not a folder, expected one with {ABOUT}, as `benchmd pack` writes it")
-    if not (folder / ABOUT).is_file():
+    if not os.path.lexists(folder / ABOUT):
         raise Refused(
-            f"it has no {ABOUT}, which `benchmd pack` writes (of a folder of bundles name each: "
-            "FOLDER/*)"
+            f"it has no {ABOUT}, which `benchmd pack` writes; to build from a folder of bundles, "
+            "name FOLDER/*"
         )
     sizes: dict[str, int] = {}
     for name, entry in _entries(folder):

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from benchmd_ray.board.content import Row
 from benchmd_ray.errors import count_of
+from benchmd_ray.files.atomic import slug
 from benchmd_ray.report.canvas import OKABE_ITO, TechniqueLook, styled
 from benchmd_ray.report.figures_panels import (
+    LETTERS_OF_NAME,
     SMALL,
     auroc_limits,
     dodged,
     grid,
-    hollow_mark,
     points,
     technique_legend,
 )
@@ -24,82 +26,90 @@ from benchmd_ray.report.figures_wording import ROUGH, joined
 from benchmd_ray.report.table import text_of
 
 MOST_LISTED, MOST_POINTS = 25, 300
-"""Entries of the left panel, which have numbers, and of the right one."""
-LONGEST = 40
-"""Characters of a name."""
-GROUP = "group 1"
-LOOKS = {GROUP: TechniqueLook(OKABE_ITO[0], "o", "-")}
-FRONT = "#444444"
+"""Entries of the left panel, which have numbers, and of the right one, apart from the front."""
+HOURS = (0.001, 1e6)
+"""Device hours of the right panel; others are drawn at its edge, as they are only stated."""
+FIRST = "group 1"
+LOOKS = {FIRST: TechniqueLook(OKABE_ITO[0], "o", "-")}
+BELOW = Line2D([], [], **points(LOOKS[FIRST]), markerfacecolor="white", label="other groups")
+DARK = "#444444"
 
 
-def chart(dataset: str, heading: str, rows: Sequence[Row], number: int) -> Titled:
-    """The chart of a table of `content.content`, whose entries are in order, the best first."""
+def chart(heading: str, rows: Sequence[Row], untested: str) -> Titled:
+    """The chart of a table of `content.content`: its entries with their ``number``, the best first.
+
+    ``untested`` is why there is one group only; empty where groups are tested.
+    """
     first = sum(row["group"] == 1 for row in rows)
-    title = f"{dataset}, {heading}: {first:,} of {count_of(len(rows), 'entry')} in group 1"
-    numbered = [*enumerate(rows[:MOST_POINTS], start=1)]
-    costs = [(n, row) for n, row in numbered if row["device_hours"] and row["auroc"] is not None]
+    of = count_of(len(rows), "entry")
+    title = f"{heading}: {f'{of}, not tested' if untested else f'{first:,} of {of} in group 1'}"
+    drawn = [
+        row
+        for row in rows
+        if row["number"] <= MOST_POINTS or row["on_front"]
+        if row["device_hours"] is not None and row["auroc"] is not None
+    ]
     listed = rows[:MOST_LISTED]
     with styled():
-        figure, panels = grid(title, 1 + bool(costs), row=0.2 * max(len(listed), 8) + 0.6)
+        figure, panels = grid(title, 1 + bool(drawn), row=0.27 * max(len(listed), 6) + 0.6)
         _forest(panels[0], listed)
-        if costs:
-            _front(panels[1], costs)
-        technique_legend(figure, [GROUP], LOOKS, extra=[hollow_mark("significantly below")])
+        if drawn:
+            _costs(panels[1], drawn)
+        if not untested:
+            technique_legend(figure, [FIRST], LOOKS, extra=[BELOW])
     caption = joined(
-        "AUROC of each entry, mean over classes and seeds, with its 95 % interval; whether "
-        "intervals overlap is not a test, groups are.",
-        f"Drawn are the {MOST_LISTED} highest of {len(rows):,}." * (len(rows) > MOST_LISTED),
+        "AUROC, mean over classes and seeds, with its 95 % interval. Overlapping intervals are not "
+        "a test; see the groups.",
+        f"Left: the {MOST_LISTED} highest of {len(rows):,}." * (len(rows) > MOST_LISTED),
         ROUGH * any("rough" in row["caution"] for row in listed),
-        "Right: the same by number, against device hours as stated; the line joins what is best "
-        "for its cost." * bool(costs),
+        f"Right: the same by number, against device hours as stated, drawn within {HOURS[0]:g} to "
+        f"{HOURS[1]:,.0f}; the line joins what is best for its cost." * bool(drawn),
     )
-    return Titled(f"entries-{number}", "", title, caption, figure, aggregate=True)
+    return Titled(slug(heading), "", title, caption, figure)
 
 
 def _forest(axes: Axes, rows: Sequence[Row]) -> None:
-    frame = pd.DataFrame(
-        {
-            "place": range(len(rows)),
-            "technique": GROUP,
-            **{
-                n: [row[k] for row in rows] for n, k in (("value", "auroc"), ("caution", "caution"))
-            },
-            **{end: [row[f"auroc_{end}"] for row in rows] for end in ("low", "high")},
-            "tested": True,
-            "differs": [row["group"] == 1 for row in rows],
-        }
-    ).astype(dict.fromkeys(("value", "low", "high"), float))
+    columns = {"value": "auroc", "low": "auroc_low", "high": "auroc_high"}
+    numbers = {name: [row[key] for row in rows] for name, key in columns.items()}
+    frame = pd.DataFrame(numbers, dtype=float).assign(
+        place=range(len(rows)),
+        technique=FIRST,
+        caution=[row["caution"] for row in rows],
+        tested=True,
+        differs=[row["group"] == 1 for row in rows],
+    )
     places = [*range(len(rows))]
-    dodged(axes, frame, at=places, column="place", techniques=[GROUP], looks=LOOKS, sideways=True)
-    names = [
-        f"{_short(', '.join((row['name'], row['submitter'])))}  {number}"
-        for number, row in enumerate(rows, start=1)
-    ]
-    axes.set_yticks(places, names, fontsize=SMALL)
+    dodged(axes, frame, at=places, column="place", techniques=[FIRST], looks=LOOKS, sideways=True)
+    labels = [f"{_short(row['name'])}  {row['number']}\n{_short(row['whose'])}" for row in rows]
+    axes.set_yticks(places, labels, fontsize=SMALL)
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(*auroc_limits(frame))
     axes.set_xlabel("AUROC")
 
 
-def _front(axes: Axes, rows: Sequence[tuple[int, Row]]) -> None:
-    for is_first, face in ((True, LOOKS[GROUP].colour), (False, "white")):
-        those = [row for _, row in rows if (row["group"] == 1) == is_first]
-        columns = ([row[key] for row in those] for key in ("device_hours", "auroc"))
-        axes.plot(*columns, **points(LOOKS[GROUP]), markerfacecolor=face)
-    best = sorted((row["device_hours"], row["auroc"]) for _, row in rows if row["on_front"])
-    if best:
-        axes.step(*zip(*best, strict=True), where="post", color=FRONT, linewidth=1, zorder=2)
-    for number, row in rows:
+def _costs(axes: Axes, rows: Sequence[Row]) -> None:
+    at = {
+        row["number"]: (min(max(row["device_hours"], HOURS[0]), HOURS[1]), row["auroc"])
+        for row in rows
+    }
+    for is_first, face in ((True, LOOKS[FIRST].colour), (False, "white")):
+        those = [at[row["number"]] for row in rows if (row["group"] == 1) == is_first]
+        if those:
+            axes.plot(*zip(*those, strict=True), **points(LOOKS[FIRST]), markerfacecolor=face)
+    if front := sorted(at[row["number"]] for row in rows if row["on_front"]):
+        axes.step(*zip(*front, strict=True), where="post", color=DARK, linewidth=1, zorder=2)
+    for number, point in at.items():
         if number <= MOST_LISTED:
-            at = (row["device_hours"], row["auroc"])
-            axes.annotate(f"{number}", at, (4, 3), textcoords="offset points", fontsize=SMALL)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.margins(x=0.15, y=0.1)
+            axes.annotate(f"{number}", point, (4, 3), textcoords="offset points", fontsize=SMALL)
+    hours = [point[0] for point in at.values()]
+    if max(hours) >= 10 * min(hours):  # then its labels are powers of ten
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,g}")
+    axes.margins(x=0.1, y=0.1)
     axes.set_xlabel("device hours")
     axes.set_ylabel("AUROC")
 
 
 def _short(name: str) -> str:
-    text = text_of(name)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    text = " ".join(text_of(name).split())
+    return text if len(text) <= LETTERS_OF_NAME else f"{text[: LETTERS_OF_NAME - 1]}…"

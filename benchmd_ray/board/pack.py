@@ -22,6 +22,8 @@ from benchmd_ray.board.bundle import (
     CONDITION,
     DETECTOR,
     FOLDER,
+    MOST_ABOUT,
+    MOST_DETECTORS,
     MOST_LETTERS,
     SIGNATURE,
     Bundle,
@@ -39,10 +41,11 @@ from benchmd_ray.board.submitters import is_shown_as_written
 from benchmd_ray.console.progress import progress
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import PERSON
-from benchmd_ray.errors import BenchmdError, count_of, shown
+from benchmd_ray.errors import BenchmdError, count_of, is_name, shown
 from benchmd_ray.evaluation.evaluation import DETECTED
 from benchmd_ray.evaluation.registry import evaluations
 from benchmd_ray.files.atomic import TEMPORARY, json_bytes
+from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.report.contamination import contamination
 from benchmd_ray.report.names import names_of
 from benchmd_ray.report.protocols import fold_of
@@ -126,10 +129,19 @@ def pack(
     Raises:
         BenchmdError: There is nothing to pack, or pages would not show the submitter.
     """
-    if not 0 < len(submitter) <= MOST_LETTERS or not is_shown_as_written(submitter):
+    for option, text, most in (
+        ("submitter", submitter, MOST_LETTERS),
+        ("title", title, MOST_ABOUT),
+        ("licence", licence, MOST_ABOUT),
+    ):
+        if len(text) > most or not is_name(text):
+            raise BenchmdError(
+                f"--{option} {shown(text)}: expected at most {most} printable characters, and no $."
+            )
+    if not is_shown_as_written(submitter):
         raise BenchmdError(
-            f"--submitter {shown(submitter)} is not a name as pages show it: expected 1 to "
-            f"{MOST_LETTERS} visible characters without outer, doubled or line-breaking spaces."
+            f"--submitter {shown(submitter)} is not a name as pages show it: expected one without "
+            "folders, outer or doubled spaces, and with something visible."
         )
     names, by_name = names_of(runs).of_runs, {run.folder.name: run for run in runs}
     packed: list[PackedRun] = []
@@ -148,7 +160,8 @@ def pack(
                 parts += _parts(run, path, key, folder, number + len(parts), detection=detection)
             except BenchmdError as error:
                 what = f"{path.parent.name} of {path.stem} of "
-                skipped.setdefault((what, str(error)), []).append(run.folder.name)
+                why_not = error.why if isinstance(error, Damaged) else str(error)
+                skipped.setdefault((what, why_not), []).append(run.folder.name)
         if parts and not why:
             described = packed_run(run, names[run.folder], by_name, parts)
             ranked = [(*described.entry, p.dataset, p.sha256) for p in parts if p.is_main]
@@ -166,7 +179,7 @@ def pack(
         raise BenchmdError(
             f"of {count_of(len(runs), 'run')} none can be packed: a board takes finished transfers "
             f"with predictions{' of these datasets' if datasets else ''}. "
-            + " ".join(f"{note}." for note in notes[:3])
+            + " ".join(f"{note.rstrip('.')}." for note in notes[:3])
         )
     for path in sorted((folder / FOLDER).iterdir())[number:]:
         path.unlink()
@@ -218,8 +231,11 @@ def _parts(
     if evaluation.detection:
         rows = evaluation.detection.scores(predictions)
         detectors = rows.column_names[len(DETECTED) :]
-        if not detectors:
-            raise BenchmdError("it has no detector that learns of no set out of distribution")
+        if not 0 < len(detectors) <= MOST_DETECTORS:
+            raise BenchmdError(
+                f"{count_of(len(detectors), 'detector')} of it learn from no out-of-distribution "
+                f"records, expected 1 to {MOST_DETECTORS}"
+            )
         columns = np.stack([rows[detector].to_numpy() for detector in detectors], axis=1)
         seen, files = "", iter([("", detected_hashes(rows, about["dataset"], key), columns)])
     elif evaluation.also is None and _CLASSIFIED <= {*predictions.table.column_names}:

@@ -33,7 +33,7 @@ ABOUT = (
 )
 NEEDED = {"test": TEST_PATIENTS, "rough": ROUGH_IN_CLASS}
 MOST_DIGITS, MOST_DETECTED = 6, 1000
-"""Decimals, and rows of detection on the page of a dataset."""
+"""Decimals, and rows of detection on the page of a dataset, or one of each entry and use-case."""
 FILTERED, STATED = {"filtered": True}, {"about": "As stated"}
 OTHERS = [name for name in METRICS if name != "auroc"]
 COLUMNS: Mapping[str, tuple[str, Any, Mapping[str, Any]]] = {
@@ -54,6 +54,7 @@ COLUMNS: Mapping[str, tuple[str, Any, Mapping[str, Any]]] = {
     "highest_auroc": ("highest AUROC", "number", {"about": "Not contaminated"}),
     "auroc": ("AUROC", "interval", {}),
     **{name: (metric_title(name), "number", {}) for name in OTHERS},
+    "number": ("no.", "integer", {"about": "In the figure"}),
     "group": ("group", "integer", {"about": "1: the best"}),
     "rank": ("rank", "interval", {"digits": 1}),
     "behind": ("behind the best", "change", {}),
@@ -93,8 +94,8 @@ def _table(name: str, caption: str, rows: Rows, *keys: str) -> Markup:
     columns = [_column(rows, key) for key in keys]
     if rows and "page" in rows[0]:
         columns[0] = _column(rows, keys[0], links=[row["page"] for row in rows])
-    told = (c for c in columns if not rows or c.kind != "text" or any(c.values))
-    return html(name, Table(caption, tuple(told)))
+    columns = [c for c in columns if not rows or c.kind != "text" or any(c.values)]
+    return html(name, Table(caption, tuple(columns)))
 
 
 def _column(rows: Rows, key: str, **more: Any) -> Column:
@@ -160,15 +161,17 @@ def _dataset(board: Row, dataset: Row) -> str:
     }
     sections: list[Section] = []
     for number, table in enumerate(dataset["tables"]):
-        division, members = table["division"], [rows[name] for name in table["entries"]]
+        numbered = enumerate(table["entries"], start=1)
+        members = [rows[name] | {"number": place} for place, name in numbered]
         caption = f"Entries on {dataset['name']}, the best first."
-        about = ("name", "auroc", "group", "rank", "behind", "whose")
+        about = ("name", "number", "auroc", "group", "rank", "behind", "whose")
         costs = ("device_hours", "parameters", "on_front", "source", "seeds", "flag")
-        where = f"{division}, labels {table['labels']}"
+        where = f"{table['division']}, labels {table['labels']}"
         heading = f"{where[:1].upper()}{where[1:]}"
-        drawn = figure_part(chart(dataset["name"], where, members, number), number + 1)
-        listed = _table(f"entries-{number}", caption, members, *about, *costs)
-        ranked = _leaders(members, dataset["untested"]) + drawn + listed
+        figure = chart(f"{dataset['name']}, {where}", members, dataset["untested"])
+        table = _table(f"entries-{number}", caption, members, *about, *costs)
+        leaders = _leaders(members, dataset["untested"])
+        ranked = leaders + figure_part(figure, number + 1) + table
         sections.append((f"table-of-{number}", heading, ranked))
     if detected := _detected(rows.values()):
         sections.append(("detection", "Detection", detected))
@@ -182,22 +185,31 @@ def _dataset(board: Row, dataset: Row) -> str:
 
 def _detected(rows: Iterable[Row]) -> Markup:
     """Detectors of all entries on a dataset; empty where there are none."""
-    every = [(row, each) for row in rows for each in row["detectors"]]
-    if not every:
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        for detector in row["detectors"]:
+            groups.setdefault((detector["use_case"], row["id"]), []).append(row | detector)
+    if not groups:
         return Markup()
+    most = max(1, MOST_DETECTED // len(groups))
+    shown = [row for group in groups.values() for row in nlargest(most, group, key=_auroc)]
+    shown.sort(key=lambda row: (row["use_case"], -_auroc(row)))
     caption = "Detectors of each entry by use-case, the highest AUROC first; nothing is tested."
-    if every[MOST_DETECTED:]:
-        every = nlargest(MOST_DETECTED, every, key=lambda pair: pair[1]["auroc"] or 0)
-        caption += f" Of all, the {MOST_DETECTED:,} with the highest; board.json has the others."
-    every.sort(key=lambda pair: (pair[1]["use_case"], -(pair[1]["auroc"] or 0)))
-    merged = [row | each for row, each in every]
+    if any(group[most:] for group in groups.values()):
+        caption += f" Of each entry and use-case the {most} highest; its page has all."
     about = ("name", "detector", "use_case", "auroc", "sets", "seeds", "caution", "whose")
-    return _table("detection", caption, merged, *about)
+    return _table("detection", caption, shown, *about)
+
+
+def _auroc(row: Row) -> float:
+    return 0.0 if row["auroc"] is None else float(row["auroc"])
 
 
 def _leaders(rows: Rows, untested: str) -> Markup:
     """The first group in a sentence."""
     best, others = rows[0], sum(row["group"] == 1 for row in rows) - 1
+    if best["auroc"] is None:
+        return Markup("<p>No AUROC can be computed: {}.</p>\n").format(untested)
     text = f"{best['name']} of {best['whose']} has the highest AUROC, {_text(best['auroc'])}"
     if others and best["rank_low"] is None:
         why = f"there are too few patients for a test ({untested})" if untested else ALIKE

@@ -109,6 +109,8 @@ def _placed(entries: Sequence[Entry], contest: Contest, basis: Basis) -> list[Pl
 
 def untested(basis: Basis) -> str:
     """Why entries are not told apart by these patients; empty where they are."""
+    if not basis.counts:
+        return "no class has records with it and records without it"
     return basis.no_test or basis.no_interval or basis.rough
 
 

@@ -172,9 +172,11 @@ def _require_known(part: Part, official: Official) -> None:
     if bool(part.split) == bool(evaluation.detection):
         raise Refused(f"{its} states a wrong split")
     if bool(part.detectors) != bool(evaluation.detection):
-        raise Refused(f"{its} names no detectors, or such of classes")
-    if len({*part.detectors}) < len(part.detectors) or (part.detectors and part.condition):
-        raise Refused(f"{its} names a detector twice, or a condition of detectors")
+        raise Refused(f"{its} {'has' if part.detectors else 'lacks'} names of detectors")
+    if len({*part.detectors}) < len(part.detectors):
+        raise Refused(f"{its} names a detector twice")
+    if part.detectors and part.condition:
+        raise Refused(f"{its} states a condition of detectors")
     if not (evaluation.detection or evaluation.classifies(known.about.task)):
         raise Refused(f"{its} is not scored on boards: it does not classify the same records")
     if part.version != evaluation.form.version:
@@ -187,7 +189,10 @@ def _require_known(part: Part, official: Official) -> None:
 def _result(
     bundle: Bundle, files: Sequence[_File], dataset: OfficialDataset, resamples: int
 ) -> dict[str, Any]:
-    """The columns of `KEPT` of an entry on a dataset; of other conditions one is read at a time."""
+    """The columns of `KEPT` of an entry on a dataset.
+
+    Of other conditions one is read at a time, and so are all detectors of all seeds.
+    """
     conditions: dict[tuple[str, str], list[_File]] = {}
     for file in files:
         conditions.setdefault((file.part.evaluation, file.part.condition), []).append(file)
@@ -253,13 +258,16 @@ def _detected(
             f"{error}: evaluate with the organiser's --catalog and --also, or pack without "
             "--detection"
         ) from error
-    if not all(np.isfinite(each).all() for each in read):
-        raise Refused(f"{files[0].place}: a score is NaN or infinite")
-    for detector in dict.fromkeys(name for file in files for name in file.part.detectors):
-        having = [n for n, file in enumerate(files) if detector in file.part.detectors]
-        columns = [read[n][:, files[n].part.detectors.index(detector)] for n in having]
-        about = {"detector": detector, "seeds": _seeds([files[n] for n in having])}
-        yield from (about | row for row in detected.results(columns, resamples))
+    columns: dict[str, list[tuple[_File, Floats]]] = {}
+    for file, scores in zip(files, read, strict=True):
+        if not np.isfinite(scores).all():
+            raise Refused(f"{file.place}: a score is NaN or infinite")
+        for detector, column in zip(file.part.detectors, scores.T, strict=True):
+            columns.setdefault(detector, []).append((file, column))
+    for detector, pairs in columns.items():
+        about = {"detector": detector, "seeds": _seeds([file for file, _ in pairs])}
+        for row in detected.results([column for _, column in pairs], resamples):
+            yield about | row
 
 
 def _rows(bundle: Bundle, file: _File, expected: Sequence[bytes], columns: int) -> Floats:

@@ -72,19 +72,28 @@ def _usual(source: str, name: str, technique: str) -> dict[str, object]:
 
 
 def command(entry: Entry, official: Official) -> str:
-    """The command line; what a bundle says is quoted for a shell."""
+    """The command, one for each evaluation; what a bundle says is quoted for a shell.
+
+    Each repeats nothing that another has finished.
+    """
+    others = {p.evaluation for run in entry.runs for p in run.predictions if not p.is_main}
+    return "\n".join(_command(entry, official, name) for name in sorted(others) or [""])
+
+
+def _command(entry: Entry, official: Official, evaluation: str) -> str:
+    """The command with an evaluation besides the classification; empty for none."""
     run, abouts = entry.first, [official.datasets[name].about for name in sorted(entry.results)]
     usual = _usual(run.source, run.modality, run.technique)
-    others = sorted({p.evaluation for r in entry.runs for p in r.predictions if not p.is_main})
     chosen = [*dict.fromkeys((run.source, *sorted(entry.results)))]
-    also = {name for about in abouts if about.detection in others for name in about.also}
+    detected = (about for about in abouts if evaluation and about.detection == evaluation)
+    also = {name for about in detected for name in about.also}
     options: list[tuple[str, Any]] = [
         *(("catalog", f"catalogs/{name}") for name in chosen),
         *(("also", f"catalogs/{name}") for name in sorted(also - {*chosen})),
         ("technique", run.technique),
         ("setting", run.setting),
         *(("seed", each.seed) for each in entry.runs),
-        *(("evaluate", name) for name in others[: len(others) == 1]),
+        *([("evaluate", evaluation)] if evaluation else ()),
         *(
             ("set", f"{name}={json.dumps(value)}")
             for name, value in settings_of(run).items()
@@ -92,7 +101,4 @@ def command(entry: Entry, official: Official) -> str:
         ),
     ]
     lines = ("benchmd run", *(f"    --{name} {shlex.quote(str(value))}" for name, value in options))
-    if not others[1:]:
-        return " \\\n".join(lines)
-    loop = f"for other in {shlex.join(others)}; do"  # runs that are there are not repeated
-    return " \\\n".join((f"{loop} {lines[0]}", *lines[1:], '    --evaluate "$other"; done'))
+    return " \\\n".join(lines)

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
+import matplotlib
 from pydantic import Field
 
 from benchmd_ray.board.build import Board, RefusedBundle, Text, board_of
@@ -71,7 +72,7 @@ def write_site(board: Board, out: Path, *, labels: Path | None = None) -> Row:
             have ages and sexes.
     """
     if not board.entries:
-        reasons = " ".join(f"{each.name}: {each.reason}." for each in board.refused[:3])
+        reasons = " ".join(f"{e.name}: {e.reason.rstrip('.')}." for e in board.refused[:3])
         raise BenchmdError(f"no bundle can be on the board. {reasons}")
     require_site(out)
     if labels is not None and board.official.has_subgroups:
@@ -111,13 +112,18 @@ def _write(board: Board, out: Path) -> Row:
         with replacing(out / name) as partial:
             partial.write_text(text, "utf-8")
         written.add(name)
-    of, versions = board.official.sha256, dict(package_versions())
-    made = Made(board.title, of, board.resamples, list(board.refused), versions)
+    of, refused = board.official.sha256, list(board.refused)
+    made = Made(board.title, of, board.resamples, refused, _versions())
     write_json(out / BUILD, asdict(made))
     for path in out.glob("*.html"):
         if OURS.fullmatch(path.name) and path.name not in written:
             path.unlink()
     return data
+
+
+def _versions() -> dict[str, str]:
+    """Of all that numbers and figures depend on."""
+    return {**package_versions(), "matplotlib": matplotlib.__version__}
 
 
 def _keep(bundle: Bundle, folder: Path) -> None:
@@ -173,7 +179,7 @@ def verify(
     with TemporaryDirectory(prefix="benchmd-") as temporary:
         again = Path(temporary)
         _write(board, again)
-        if made.versions != package_versions():
+        if made.versions != _versions():
             yield "it was built with other versions of packages: digits and figures may differ"
         yield from _differences(site / DATA, again / DATA)
         names = {path.name for path in again.iterdir()}

@@ -7,8 +7,8 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -111,15 +111,9 @@ def technique_looks(names: Iterable[str]) -> dict[str, TechniqueLook]:
     return looks
 
 
-@contextmanager
-def styled() -> Iterator[None]:
-    """Draw and write with matplotlib's defaults and `STYLE`, not the user's configuration.
-
-    Letters that its font lacks are no warning: an SVG has text, which browsers show by others.
-    """
-    with style.context(["default", STYLE]), catch_warnings():
-        filterwarnings("ignore", "Glyph")
-        yield
+def styled() -> AbstractContextManager[None]:
+    """Draw and write with matplotlib's defaults and `STYLE`, not the user's configuration."""
+    return style.context(["default", STYLE])
 
 
 def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:
@@ -158,9 +152,10 @@ def compact(svg: str) -> str:
 def svg_of(figure: Figure) -> str:
     """A finished figure as SVG, drawn once; the same figure gives the same text."""
     if figure not in _DRAWN:
-        _lay_out(figure)
         buffer = io.BytesIO()
-        with styled():
+        with styled(), catch_warnings():
+            filterwarnings("ignore", "Glyph")  # its letters are text, in the browser's fonts
+            _lay_out(figure)
             figure.savefig(buffer, format="svg", metadata=dict.fromkeys(UNSAID))
         _DRAWN[figure] = compact(buffer.getvalue().decode())
     return _DRAWN[figure]

@@ -142,18 +142,23 @@ def test_what_cannot_be_packed_or_built_says_what_to_do(tmp_path, official):
         return text
 
     for name in ("", " A lab", "A  lab", "a" * 81):
-        assert "is not a name as pages show it" in packed(*board, "--submitter", name)
+        assert "expected" in packed(*board, "--submitter", name)
+    for option in ("--submitter", "--title", "--licence"):
+        more = () if option == "--submitter" else ("--submitter", "A lab")
+        text = packed(*board, *more, option, "A$ lab")
+        assert f"{option} 'A$ lab': expected at most" in text
     assert "is a key to sign with (PEM)" in packed("--board", key, "--submitter", "A lab")
     missing = run(*arguments, *board, "--submitter", "A", "--key", tmp_path / "no.pem", code=2)
     assert "does not exist" in missing
     (tmp_path / "no.pem").write_text("no key")
+    assert "without folders" in packed(*board, "--submitter", "Lab /home/x")
     text = packed(*board, "--submitter", "A lab", "--key", tmp_path / "no.pem")
     assert "is not a private Ed25519 key" in text
     assert "runs/s" not in text  # told before the work
     (tmp_path / "all").mkdir()
     bundle.rename(tmp_path / "all" / "one")
     text = run(*command(official, tmp_path / "site"), tmp_path / "all", code=1)
-    assert "of a folder of bundles name each: FOLDER/*" in " ".join(text.split())
+    assert "to build from a folder of bundles, name FOLDER/*" in " ".join(text.split())
     assert "is not a board's site" in run("board", "verify", tmp_path / "all", code=1)
     shown = run(*arguments, *board, "--submitter", "A lab", "--key", key)
     assert f"signed by {read_bundle(tmp_path / 'bundle').signer}\n" in shown
@@ -255,6 +260,21 @@ def test_a_dataset_of_few_patients_says_why_its_entries_are_in_one_group(tmp_pat
     )
     assert "fewer than 20, or than 10 on the rarer side of a class" in text
     assert "too few patients for a test (" not in of[many["page"]]
+
+
+def test_a_dataset_without_a_class_that_can_be_scored_says_so(tmp_path):
+    official = write_official(tmp_path / "official.parquet")
+    table = pq.read_table(official)
+    nothing = pa.array(["0" * len(target) for target in table["target"].to_pylist()])
+    table = table.set_column(table.column_names.index("target"), "target", nothing)
+    pq.write_table(table, official, compression="none", use_dictionary=False)
+    folders = [make_bundle(tmp_path / name, name, noise=n) for n, name in enumerate("ab")]
+    data = content(build(folders, official))
+    (first, _) = data["datasets"]
+    assert (first["first_group"], first["highest_auroc"]) == (None, None)
+    text = " ".join(dict(pages(data))[first["page"]].split())
+    assert "No AUROC can be computed: no class has records with it and records without" in text
+    assert "in group 1" not in text.split('id="methods"')[0]
 
 
 def test_the_front_is_what_nothing_dominates():

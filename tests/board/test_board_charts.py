@@ -1,83 +1,112 @@
-"""Charts of a board: what they draw, and names that are no letters of their font."""
+"""Charts of a board: what they draw, and costs and names that only a forger states."""
 
-import re
 import warnings
 
 import numpy as np
+import pytest
 from made_bundles import ROWS, forge, make_bundle, write_official
 
 from benchmd_ray.board.build import board_of
-from benchmd_ray.board.charts import MOST_LISTED, chart
+from benchmd_ray.board.charts import HOURS, MOST_LISTED, MOST_POINTS, chart
 from benchmd_ray.board.content import content
 from benchmd_ray.board.official import read_official
 from benchmd_ray.board.pages import pages
 from benchmd_ray.report.canvas import svg_of
 
-EVIL = "<b>x 名前"
+NAME = "<b>x 名前"
 
 
-def made_rows(count):
+def made_rows(count, front=(1, 4, 6)):
     rng = np.random.default_rng(0)
     values = np.sort(rng.uniform(0.5, 0.9, count))[::-1].tolist()
     return [
         {
-            **{
-                "name": f"entry {n}",
-                "submitter": "A lab",
-                "caution": "",
-                "on_front": n in (0, 3, 5),
-            },
+            **{"number": n, "name": f"entry {n}", "whose": "A lab (0123)", "caution": ""},
             **{"auroc": value, "auroc_low": value - 0.1, "auroc_high": value + 0.1},
-            **{"group": 1 + (n > 4), "device_hours": 2.0**-n if n != 1 else None},
+            **{"group": 1 + (n > 5), "device_hours": None if n == 2 else 400.0 - n},
+            "on_front": n in front,
         }
-        for n, value in enumerate(values)
+        for n, value in enumerate(values, start=1)
     ]
 
 
-def test_a_chart_has_the_best_entries_by_number_and_the_front():
-    rows = made_rows(40)
-    drawn = chart("georgia", "fixed protocol, labels full", rows, 0)
+def drawn_points(axes):
+    return {point for line in axes.lines for point in zip(*line.get_data(), strict=True)}
+
+
+def test_a_chart_has_the_highest_entries_by_number_and_the_front():
+    rows = made_rows(350, front=(1, 4, 340))
+    drawn = chart("georgia, labels full", rows, "")
     left, right = drawn.figure.axes
-    names = [label.get_text() for label in left.get_yticklabels()]
-    assert names == [f"entry {n}, A lab  {n + 1}" for n in range(MOST_LISTED)]
-    points = {tuple(p) for line in left.lines for p in zip(*line.get_data(), strict=True)}
-    assert {(row["auroc"], n) for n, row in enumerate(rows[:MOST_LISTED])} <= points
-    full = [line for line in right.lines if line.get_markerfacecolor() == line.get_color()]
-    assert sorted(full[0].get_xdata()) == sorted(2.0**-n for n in (0, 2, 3, 4))  # of group 1
+    labels = [label.get_text() for label in left.get_yticklabels()]
+    assert labels == [f"entry {n}  {n}\nA lab (0123)" for n in range(1, MOST_LISTED + 1)]
+    listed = {(row["auroc"], n) for n, row in enumerate(rows[:MOST_LISTED])}
+    assert listed <= drawn_points(left)
+    expected = {(row["device_hours"], row["auroc"]) for row in [*rows[:MOST_POINTS], rows[339]]} - {
+        (None, rows[1]["auroc"])
+    }
     (front,) = [line for line in right.lines if line.get_linestyle() == "-"]
-    assert [*front.get_xdata()] == sorted(row["device_hours"] for row in rows if row["on_front"])
-    numbers = {t.get_text(): t.xy for t in right.texts}
-    assert numbers["4"] == (2.0**-3, rows[3]["auroc"])
-    assert "2" not in numbers  # states no cost
-    assert str(MOST_LISTED + 1) not in numbers
-    assert "5 of 40 entries in group 1" in drawn.title
-    assert f"the {MOST_LISTED} highest of 40" in drawn.caption
+    assert expected == drawn_points(right)
+    full = [line for line in right.lines if line.get_markerfacecolor() == line.get_color()]
+    assert sorted(full[0].get_ydata()) == sorted(rows[n]["auroc"] for n in (0, 2, 3, 4))  # group 1
+    assert [*front.get_xdata()] == [60.0, 396.0, 399.0]
+    numbers = {text.get_text(): text.xy for text in right.texts}
+    assert numbers["4"] == (396.0, rows[3]["auroc"])
+    assert numbers.keys().isdisjoint({"2", f"{MOST_LISTED + 1}"})
+    assert "5 of 350 entries in group 1" in drawn.title
+    assert f"Left: the {MOST_LISTED} highest of 350" in drawn.caption
+    assert right.get_xscale() == "linear"  # as hours differ by less than a power of ten
 
 
-def test_without_costs_a_chart_has_one_panel():
-    rows = [row | {"device_hours": None} for row in made_rows(3)]
-    drawn = chart("georgia", "fixed protocol, labels full", rows, 0)
+def test_without_costs_a_chart_has_one_panel_and_without_tests_no_groups():
+    rows = [row | {"device_hours": None, "group": 1} for row in made_rows(3)]
+    drawn = chart("georgia, labels full", rows, "15 patients")
     assert len(drawn.figure.axes) == 1
+    assert not drawn.figure.legends
     assert "Right" not in drawn.caption
+    assert drawn.title == "georgia, labels full: 3 entries, not tested"
 
 
-def test_a_name_is_text_in_a_chart(tmp_path):
+@pytest.mark.parametrize("hours", [0.0, 1e-300, 9e18])
+def test_a_stated_cost_does_not_hide_those_of_others(hours):
+    rows = made_rows(20)
+    rows[0]["device_hours"] = hours
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawn = chart("georgia, labels full", rows, "")
+        svg_of(drawn.figure)
+    axes = drawn.figure.axes[1]
+    assert axes.get_xscale() == "log"
+    low, high = axes.get_xlim()
+    assert HOURS[0] / 100 < low < high < 100 * HOURS[1]
+    edge = HOURS[0] if hours < 1 else HOURS[1]
+    assert (edge, rows[0]["auroc"]) in drawn_points(axes)
+
+
+def test_an_entry_without_a_score_is_drawn_as_nothing():
+    rows = [row | dict.fromkeys(("auroc", "auroc_low", "auroc_high")) for row in made_rows(2, ())]
+    drawn = chart("georgia, labels full", rows, "no class")
+    assert len(drawn.figure.axes) == 1
+    assert "<svg" in svg_of(drawn.figure)
+
+
+def test_a_name_is_text_in_a_chart_and_beside_it_whose_it_is(tmp_path):
     def rename(about):
-        about["submitter"] = EVIL
+        about["submitter"] = NAME
         for run in about["runs"]:
-            run["row"] = EVIL
+            run["row"] = NAME + " " * 30 + "of a famous lab"
 
     folder = forge(make_bundle(tmp_path / "a"), rename)
     official = read_official(write_official(tmp_path / "official.parquet", ROWS))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error")  # also of letters that the font lacks
         board = board_of([folder], official, title="A board", resamples=20)
         assert not board.refused, board.refused
         data = content(board)
         of = dict(pages(data))
-    name = next(dataset["page"] for dataset in data["datasets"])
-    assert re.search(r'<img src="data:image/svg\+xml', of[name])
-    rows = [data["entries"][0] | data["entries"][0]["scores"][0]]
-    svg = svg_of(chart("georgia", "x", rows, 0).figure)
-    assert "&lt;b&gt;x 名前" in svg
+    assert '<img src="data:image/svg+xml' in of[data["datasets"][0]["page"]]
+    rows = [data["entries"][0] | data["entries"][0]["scores"][0] | {"number": 1}]
+    svg = svg_of(chart("georgia", rows, "").figure)
+    assert "&lt;b&gt;x 名前 of a famous lab, linear  1" in svg
+    assert "&lt;b&gt;x 名前 (not signed)" in svg
     assert "<b>" not in svg

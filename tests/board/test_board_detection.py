@@ -195,14 +195,16 @@ def test_a_dataset_page_compares_detectors_by_their_titles(bundle, official, mon
     assert titles == {"fdbd": "fDBD", "unknown-here": "unknown-here"}
     page = dict(pages(data))[next(d for d in data["datasets"] if d["name"] == "georgia")["page"]]
     assert "fDBD" in page
-    assert "Of all, the" not in page
+    assert "Of each entry and use-case" not in page
     monkeypatch.setattr("benchmd_ray.board.pages.MOST_DETECTED", 3)
     (name,) = (d["page"] for d in data["datasets"] if d["name"] == "georgia")
     short = dict(pages(data))[name]
-    assert "Of all, the 3 with the highest" in short
-    lowest = min(rows, key=lambda row: row["auroc"])
-    assert f"{lowest['auroc']:.3f}" in page
-    assert f"{lowest['auroc']:.3f}" not in short
+    assert "Of each entry and use-case the 1 highest" in short
+    for case in ("faulty", "unrelated"):  # nobody's detectors take the place of another's
+        values = sorted(row["auroc"] for row in rows if row["use_case"] == case)
+        assert f"{values[0]:.3f}" in page
+        assert f"{values[0]:.3f}" not in short
+        assert f"{values[-1]:.3f}" in short
 
 
 def test_detection_is_packed_only_if_asked_for_and_for_boards_that_score_it(
@@ -284,9 +286,9 @@ def test_classification_cannot_pass_for_what_a_board_does_not_score(
 @pytest.mark.parametrize(
     ("about", "reason"),
     [
-        ({"detectors": []}, "names no detectors"),
+        ({"detectors": []}, "its ood of georgia lacks names of detectors"),
         ({"detectors": ["first", "first"]}, "names a detector twice"),
-        ({"condition": "noise 1"}, "names a detector twice, or a condition"),
+        ({"condition": "noise 1"}, "states a condition of detectors"),
         ({"detectors": ["first"]}, "ood of georgia: 200 records missing"),
         ({"detectors": [*"abcdefghijk"]}, "of 104: a hash and 11 scores"),
         ({"detectors": ["<b>", "first"]}, "detectors is '<b>'"),
@@ -310,21 +312,23 @@ def test_the_command_of_an_entry_names_all_of_its_evaluations(bundle, official):
     robust = replace(entry.first.predictions[0], evaluation="robustness", condition="noise 1")
     first = replace(entry.first, predictions=[*entry.first.predictions, robust])
     both = again(replace(entry, runs=(first, *entry.runs[1:])), official)
-    assert both.startswith("for other in ood robustness; do benchmd run \\\n    --catalog")
-    assert both.endswith(' \\\n    --evaluate "$other"; done')
-    assert text.endswith("--evaluate ood")
     echo = f"benchmd() {{ printf '%s ' \"$@\"; echo; }}; {both}"
-    lines = subprocess.run(["bash", "-c", echo], capture_output=True, text=True).stdout.splitlines()
-    assert [line.split()[-2:] for line in lines] == [
-        ["--evaluate", "ood"],
-        ["--evaluate", "robustness"],
+    done = subprocess.run(["bash", "-c", echo], capture_output=True, text=True, check=True)
+    asked = [
+        dict(zip(line.split()[1::2], line.split()[2::2], strict=True))
+        for line in done.stdout.splitlines()
     ]
+    assert [each["--evaluate"] for each in asked] == ["ood", "robustness"]
+    # other catalogs go with the evaluation that reads them: `benchmd run` refuses them otherwise
+    assert [each.get("--also") for each in asked] == ["catalogs/cpsc", None]
+    assert {**asked[0], "--evaluate": ""}.keys() - {"--also"} == asked[1].keys()
+    assert both.startswith(text)
 
 
 def test_a_classification_has_no_detectors(bundle, official):
     forge(bundle, lambda content: content["runs"][0]["predictions"][0].update(detectors=["knn"]))
     (refused,) = build(bundle, official).refused
-    assert "names no detectors, or such of classes" in refused.reason
+    assert "its classification of georgia has names of detectors" in refused.reason
 
 
 def test_seeds_may_have_other_detectors(runs, official, store, tmp_path):
