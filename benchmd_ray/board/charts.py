@@ -27,7 +27,7 @@ from benchmd_ray.report.table import text_of
 
 MOST_LISTED, MOST_POINTS = 25, 300
 """Entries of the left panel, which have numbers, and of the right one, apart from the front."""
-HOURS = (0.001, 1e6)
+HOURS = (0.0001, 1e6)
 """Device hours of the right panel; others are drawn at its edge, as they are only stated."""
 FIRST = "group 1"
 LOOKS = {FIRST: TechniqueLook(OKABE_ITO[0], "o", "-")}
@@ -80,7 +80,7 @@ def _forest(axes: Axes, rows: Sequence[Row]) -> None:
     )
     places = [*range(len(rows))]
     dodged(axes, frame, at=places, column="place", techniques=[FIRST], looks=LOOKS, sideways=True)
-    labels = [f"{_short(row['name'])}  {row['number']}\n{_short(row['whose'])}" for row in rows]
+    labels = [f"{row['number']}. {_short(row['name'])}\n{_short(row['whose'])}" for row in rows]
     axes.set_yticks(places, labels, fontsize=SMALL)
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(*auroc_limits(frame))

@@ -39,7 +39,7 @@ def test_a_chart_has_the_highest_entries_by_number_and_the_front():
     drawn = chart("georgia, labels full", rows, "")
     left, right = drawn.figure.axes
     labels = [label.get_text() for label in left.get_yticklabels()]
-    assert labels == [f"entry {n}  {n}\nA lab (0123)" for n in range(1, MOST_LISTED + 1)]
+    assert labels == [f"{n}. entry {n}\nA lab (0123)" for n in range(1, MOST_LISTED + 1)]
     listed = {(row["auroc"], n) for n, row in enumerate(rows[:MOST_LISTED])}
     assert listed <= drawn_points(left)
     expected = {(row["device_hours"], row["auroc"]) for row in [*rows[:MOST_POINTS], rows[339]]} - {
@@ -107,6 +107,6 @@ def test_a_name_is_text_in_a_chart_and_beside_it_whose_it_is(tmp_path):
     assert '<img src="data:image/svg+xml' in of[data["datasets"][0]["page"]]
     rows = [data["entries"][0] | data["entries"][0]["scores"][0] | {"number": 1}]
     svg = svg_of(chart("georgia", rows, "").figure)
-    assert "&lt;b&gt;x 名前 of a famous lab, linear  1" in svg
+    assert "1. &lt;b&gt;x 名前 of a famous lab, linear" in svg
     assert "&lt;b&gt;x 名前 (not signed)" in svg
     assert "<b>" not in svg
