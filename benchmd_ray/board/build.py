@@ -186,7 +186,9 @@ def _current(whole: Sequence[Entry]) -> tuple[list[Entry], dict[str, list[Entry]
     for entry in whole:
         by_id.setdefault(entry_id(entry), {})[entry.bundle.id] = entry
     current, earlier = list[Entry](), dict[str, list[Entry]]()
-    for name, submissions in sorted(by_id.items()):
+    order = sorted(by_id, key=lambda name: _naming(*by_id[name].values()))
+    for name in order:
+        submissions = by_id[name]
         newest = sorted(
             submissions.values(), key=lambda e: (e.bundle.about.made, e.bundle.id), reverse=True
         )
@@ -194,6 +196,11 @@ def _current(whole: Sequence[Entry]) -> tuple[list[Entry], dict[str, list[Entry]
         if newest[1:]:
             earlier[name] = newest[1:]
     return current, earlier
+
+
+def _naming(entry: Entry, *_: Entry) -> tuple[str, ...]:
+    """By what entries are ordered: their submitter, then what they are."""
+    return *entry.bundle.identity, *entry.first.entry
 
 
 def _alike(current: Sequence[Entry]) -> dict[tuple[str, str], list[tuple[Entry, float]]]:

@@ -29,7 +29,8 @@ MOST_LISTED, MOST_POINTS = 25, 300
 """Entries of the left panel, which have numbers, and of the right one, apart from the front."""
 HOURS = (0.0001, 1e6)
 """Device hours of the right panel; others are drawn at its edge, as they are only stated."""
-FIRST = "group 1"
+FIRST, FULL = "group 1", (1, None)
+"""Legend of full points, and their groups; None where nothing is tested."""
 LOOKS = {FIRST: TechniqueLook(OKABE_ITO[0], "o", "-")}
 BELOW = Line2D([], [], **points(LOOKS[FIRST]), markerfacecolor="white", label="other groups")
 DARK = "#444444"
@@ -40,8 +41,7 @@ def chart(heading: str, rows: Sequence[Row], untested: str) -> Titled:
 
     ``untested`` is why there is one group only; empty where groups are tested.
     """
-    first = sum(row["group"] == 1 for row in rows)
-    of = count_of(len(rows), "entry")
+    first, of = sum(row["group"] == 1 for row in rows), count_of(len(rows), "entry")
     title = f"{heading}: {f'{of}, not tested' if untested else f'{first:,} of {of} in group 1'}"
     drawn = [
         row
@@ -62,8 +62,8 @@ def chart(heading: str, rows: Sequence[Row], untested: str) -> Titled:
         "a test; see the groups.",
         f"Left: the {MOST_LISTED} highest of {len(rows):,}." * (len(rows) > MOST_LISTED),
         ROUGH * any("rough" in row["caution"] for row in listed),
-        f"Right: the same by number, against device hours as stated, drawn within {HOURS[0]:g} to "
-        f"{HOURS[1]:,.0f}; the line joins what is best for its cost." * bool(drawn),
+        "Right: those that state device hours, by number, drawn within "
+        f"{HOURS[0]:g} to {HOURS[1]:,.0f}; the line joins what is best for its cost." * bool(drawn),
     )
     return Titled(slug(heading), "", title, caption, figure)
 
@@ -76,7 +76,7 @@ def _forest(axes: Axes, rows: Sequence[Row]) -> None:
         technique=FIRST,
         caution=[row["caution"] for row in rows],
         tested=True,
-        differs=[row["group"] == 1 for row in rows],
+        differs=[row["group"] in FULL for row in rows],
     )
     places = [*range(len(rows))]
     dodged(axes, frame, at=places, column="place", techniques=[FIRST], looks=LOOKS, sideways=True)
@@ -93,7 +93,7 @@ def _costs(axes: Axes, rows: Sequence[Row]) -> None:
         for row in rows
     }
     for is_first, face in ((True, LOOKS[FIRST].colour), (False, "white")):
-        those = [at[row["number"]] for row in rows if (row["group"] == 1) == is_first]
+        those = [at[row["number"]] for row in rows if (row["group"] in FULL) == is_first]
         if those:
             axes.plot(*zip(*those, strict=True), **points(LOOKS[FIRST]), markerfacecolor=face)
     if front := sorted(at[row["number"]] for row in rows if row["on_front"]):

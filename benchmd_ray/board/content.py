@@ -20,7 +20,7 @@ from benchmd_ray.report.frames import with_mode
 from benchmd_ray.report.table import text_of
 
 FORMAT = 1
-FLAGS = ("copy?", "shared name")
+FLAGS = ("copy?", "shared name", "fewer datasets")
 """Of entries that an organiser should look at."""
 MOST_NAMED = 10
 """Others of the same name that an entry lists."""
@@ -48,7 +48,6 @@ def content(board: Board) -> Row:
         ],
         "entries": [_entry(board, entry, places) for entry in board.entries],
         "refused": [vars(each) for each in board.refused],
-        "bundles": sorted(bundle.id for bundle in board.bundles),
     }
     return dict(_finite(whole))
 
@@ -85,8 +84,8 @@ def name_of(entry: Entry) -> str:
 def _entry(board: Board, entry: Entry, places: Places) -> Row:
     run, bundle, name = entry.first, entry.bundle, entry_id(entry)
     copied = any(board.alike.get((name, dataset)) for dataset in entry.results)
-    unknown = "" if bundle.signer else "not signed"
-    flag = FLAGS[0] if copied else FLAGS[1] if board.namesakes(entry) else unknown
+    flags = (copied, board.namesakes(entry), _dropped(board, entry))
+    flag = next((flag for flag, holds in zip(FLAGS, flags, strict=True) if holds), "")
     counts = [each.parameters for each in entry.runs]
     stated = {n: v for n, v in vars(run).items() if n not in ("run", "seed", "predictions")}
     return {
@@ -97,7 +96,7 @@ def _entry(board: Board, entry: Entry, places: Places) -> Row:
         "submitter": bundle.about.submitter,
         "key": bundle.signer,
         "whose": whose(entry),
-        "flag": flag,
+        "flag": flag or "" if bundle.signer else flag or "not signed",
         "hardware": [*dict.fromkeys(text for each in entry.runs for text in each.hardware)],
         "parameters": None if None in counts else max(n for n in counts if n is not None),
         "device_hours": cost_of(entry),
@@ -134,11 +133,12 @@ def _score(board: Board, entry: Entry, dataset: str, contest: Contest, place: Pl
         "dataset": dataset,
         "seeds": [r.seed for r in entry.runs if dataset in {p.dataset for p in r.predictions}],
         "split": about.split,
+        "provenance": about.provenance,
         "labels": contest[1],
         "division": contest[2],
         **_ends(result.auroc[0]),
         "caution": result.caution,
-        "group": place.group,
+        "group": None if untested(board.official.datasets[dataset].basis) else place.group,
         **{"rank": place.rank, "rank_low": place.low, "rank_high": place.high},
         **behind,
         "on_front": place.on_front,
@@ -190,6 +190,12 @@ def frame(whole: Row) -> pd.DataFrame:
     return pd.DataFrame(rows).drop(columns=["page", "whose", "command"])
 
 
+def _dropped(board: Board, entry: Entry) -> list[str]:
+    """Datasets of earlier submissions of an entry that the newest one leaves out."""
+    earlier = board.earlier.get(entry_id(entry), ())
+    return sorted({name for each in earlier for name in each.results} - {*entry.results})
+
+
 def _notes(board: Board, entry: Entry) -> Iterator[str]:
     """What a reader must know of an entry."""
     for dataset in entry.results:
@@ -210,5 +216,15 @@ def _notes(board: Board, entry: Entry) -> Iterator[str]:
         first, more = ", ".join(others[:MOST_NAMED]), len(others) - MOST_NAMED
         listed = first if more <= 0 else f"{first} and {more:,} more"
         yield f"Name: the same, by another key or none, has {listed}: who is who is unknown."
+    if dropped := _dropped(board, entry):
+        yield (
+            f"Fewer datasets: the newest submission stands for the whole entry, and leaves out "
+            f"{', '.join(dropped)}, which an earlier one has."
+        )
+    if any(run.device_hours is None for run in entry.runs):
+        yield (
+            "Pretraining unknown: its settings and device hours are not stated, so the command "
+            "below may run another one."
+        )
     if not entry.bundle.signer:
         yield "Not signed: anybody could have submitted it by this name."

@@ -32,6 +32,11 @@ SIGNED = b"benchmd bundle 1\0"
 KEY = "^[0-9a-f]{64}$"
 PEM = b"-----BEGIN"
 PURPOSE = "a signature of a bundle"
+PUBLIC = (
+    "the board's key is its name: whoever has the datasets can tell whose scores a row has (a key "
+    "file for --board prevents that)"
+)
+"""Warning of a `BoardKey.public`."""
 
 
 @dataclass(frozen=True)

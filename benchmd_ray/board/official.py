@@ -205,6 +205,7 @@ def write_rows(
     table = pa.concat_tables(parts).replace_schema_metadata({METADATA: stated})
     with replacing(path) as partial:
         pq.write_table(table, partial, compression="none", use_dictionary=False)
+        partial.chmod(0o600)  # it has labels of every record
     return abouts
 
 
@@ -216,8 +217,8 @@ def _about(catalog: Catalog) -> AboutDataset:
     notes = []
     if raw["grouped_by"] != "patient":
         notes.append(
-            f"Its patients are unknown: each {raw['grouped_by']} counts as one, and intervals may "
-            "be too narrow."
+            f"Its patients are unknown: each {raw['grouped_by']} counts as one, exact copies as "
+            "the same one, and intervals may be too narrow."
         )
     split = scored_split(catalog.evaluation_splits)
     if split == "validation":

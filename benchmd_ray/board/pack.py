@@ -34,7 +34,7 @@ from benchmd_ray.board.bundle import (
     read_bundle,
     write_part,
 )
-from benchmd_ray.board.keys import BoardKey, Signature, private_key, signed
+from benchmd_ray.board.keys import PUBLIC, BoardKey, Signature, private_key, signed
 from benchmd_ray.board.official import detected_hashes, scored_split
 from benchmd_ray.board.packed_run import packed_run
 from benchmd_ray.board.submitters import is_shown_as_written
@@ -147,13 +147,14 @@ def pack(
     packed: list[PackedRun] = []
     skipped: dict[tuple[str, str], list[str]] = {}
     same: dict[tuple[str, ...], str] = {}
-    number = 0
+    number, scored = 0, set[str]()
     for count, run in enumerate(runs, start=1):
         done(count)
         if run.description["kind"] != "transfer":
             continue
         parts: list[Part] = []
         for path in () if (why := _unfit(run)) else predictions_of(run.folder):
+            scored.add(path.stem)
             if datasets and path.stem not in datasets:
                 continue
             try:
@@ -175,11 +176,15 @@ def pack(
         if why:
             skipped.setdefault(("", why), []).append(run.folder.name)
     notes = [f"{what}{_first(of)}: {why}" for (what, why), of in skipped.items()]
+    if unknown := {*datasets} - scored:
+        raise BenchmdError(
+            f"no run has predictions of {shown(min(unknown))}. Theirs are of: "
+            f"{', '.join(sorted(scored)) or 'nothing'}."
+        )
     if not packed:
         raise BenchmdError(
             f"of {count_of(len(runs), 'run')} none can be packed: a board takes finished transfers "
-            f"with predictions{' of these datasets' if datasets else ''}. "
-            + " ".join(f"{note.rstrip('.')}." for note in notes[:3])
+            "with predictions. " + " ".join(f"{note.rstrip('.')}." for note in notes[:3])
         )
     for path in sorted((folder / FOLDER).iterdir())[number:]:
         path.unlink()
@@ -311,6 +316,9 @@ def leaving(bundle: Bundle, key: BoardKey) -> Iterator[str]:
         parts = sorted({f"{p.evaluation} of {p.dataset}{p.split and f' ({p.split})'}" for p in of})
         about = f"{run.row}, {run.setting}, trained on {run.source}"
         yield f"  {about}, {count_of(len(members), 'run')}: {', '.join(parts)}"
+        if any(each.device_hours is None for each in members):
+            yield "    without the settings and hours of its pretraining, which these stores lack;"
+            yield "    boards rank it among custom settings"
     yield from LEAVES
     datasets = {part.dataset for _, part in bundle.about.parts}
     for dataset in sorted(datasets | {run.source for run in runs}):
@@ -318,10 +326,7 @@ def leaving(bundle: Bundle, key: BoardKey) -> Iterator[str]:
         yield f"terms of {dataset}: {licence or 'not stated in its card'}"
     yield f"signed by {bundle.signer}" if bundle.signer else "not signed"
     if key.public:
-        yield (
-            "the board's key is its name: whoever has the datasets can tell whose scores a row has "
-            "(a key file for --board prevents that)"
-        )
+        yield PUBLIC
     size = sum(path.stat().st_size for path in (bundle.folder / FOLDER).iterdir())
     about = f"descriptions {bundle.bytes - size:,}, together {bundle.bytes:,}"
     yield f"bytes: predictions {size:,}, {about}"

@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from benchmd_ray.board.bundle import PackedRun, Part
+from benchmd_ray.evaluation.registry import settings_among
 from benchmd_ray.report.contamination import published_of
 from benchmd_ray.report.names import RowName
 from benchmd_ray.report.protocols import pretraining_of
@@ -62,12 +63,15 @@ def _device_hours(run: Run, upstream: Run | None) -> float | None:
 
 
 def _settings(run: Run, upstream: Run | None) -> dict[str, Any]:
-    """Settings that make the model, without folders."""
-    whole = as_dict(run.settings)
-    stated = {name: whole[name] for name in ("encoder", "transfer", "tuned")}
+    """Settings that make the model, as reports compare them with a protocol, without folders."""
+    stated = as_dict(run.settings) | settings_among(run.description["determinants"])
+    names = ["encoder", "transfer", "tuned"]
     if upstream is not None:
-        stated["pretrain"] = as_dict(upstream.settings)["pretrain"]
-    return dict(_plain(stated))
+        pretraining = settings_among(upstream.description["determinants"])
+        if "pretrain" in pretraining:
+            stated["pretrain"] = pretraining["pretrain"]
+            names.append("pretrain")
+    return dict(_plain({name: stated[name] for name in names}))
 
 
 def _plain(value: Any) -> Any:

@@ -29,8 +29,9 @@ from benchmd_ray.scores.support import ALIKE, ROUGH_IN_CLASS, TEST_PATIENTS
 INDEX = "index.html"
 ABOUT = (
     "No score on this board was submitted: submitters send predictions, and every score was "
-    "computed from these and the official labels. The command benchmd board verify repeats it."
+    "computed from these and the official labels. With the labels, benchmd board verify repeats it."
 )
+SYNTHETIC = "synthetic"
 NEEDED = {"test": TEST_PATIENTS, "rough": ROUGH_IN_CLASS}
 MOST_DIGITS, MOST_DETECTED = 6, 1000
 """Decimals, and rows of detection on the page of a dataset, or one of each entry and use-case."""
@@ -50,15 +51,15 @@ COLUMNS: Mapping[str, tuple[str, Any, Mapping[str, Any]]] = {
     "made": ("submitted", "text", {}),
     "flag": ("to know", "text", FILTERED),
     **{name: (name, "integer", {}) for name in ("records", "patients", "entries", "sets")},
-    "first_group": ("in a first group", "integer", {}),
+    "first_group": ("in a first group", "integer", {"about": "–: nothing is tested"}),
     "highest_auroc": ("highest AUROC", "number", {"about": "Not contaminated"}),
     "auroc": ("AUROC", "interval", {}),
     **{name: (metric_title(name), "number", {}) for name in OTHERS},
     "number": ("no.", "integer", {"about": "In the figure"}),
-    "group": ("group", "integer", {"about": "1: the best"}),
+    "group": ("group", "integer", {"about": "1: the best; –: not tested"}),
     "rank": ("rank", "interval", {"digits": 1}),
     "behind": ("behind the best", "change", {}),
-    "device_hours": ("device hours", "number", STATED),
+    "device_hours": ("device hours", "number", {"digits": 4, **STATED}),
     "parameters": ("weights", "integer", STATED),
     "on_front": ("best for the cost", "text", FILTERED),
 }
@@ -75,15 +76,22 @@ def pages(board: Row) -> Iterator[tuple[str, str]]:
         yield entry["page"], _entry(board, entry)
 
 
-def _written(board: Row, title: str, lead: str, sections: Sequence[Section]) -> str:
+def _written(board: Row, title: str, lead: str, sections: Sequence[Section], datasets: Rows) -> str:
+    """A page of some datasets; all but the index lead to it."""
     footer = (
-        f"Written by benchmd board build: {count_of(len(board['bundles']), 'bundle')}, "
+        f"Written by benchmd board build: {count_of(len(board['entries']), 'entry')}, "
         f"{board['resamples']:,} resamples of the patients. board.json and board.csv have all "
         "digits."
     )
-    home = Markup('<p><a href="{}">All datasets and entries</a></p>\n').format(INDEX)
-    methods = ("methods", "Methods", render("board_methods.html", **NEEDED) + home)
-    return document(title, lead, [*sections, methods], footer, unfolded=len(sections) + 1)
+    (name, heading, first), *others = sections
+    if title != board["title"]:
+        first = Markup('<p><a href="{}">All datasets and entries</a></p>\n').format(INDEX) + first
+    methods = ("methods", "Methods", render("board_methods.html", **NEEDED))
+    whole = [(name, heading, first), *others, methods]
+    synthetic = [each["name"] for each in datasets if each["provenance"] == SYNTHETIC]
+    which = f" ({', '.join(synthetic)})" * (len(synthetic) < len(datasets))
+    warning = f"Synthetic data{which}: such numbers say nothing about patients." * bool(synthetic)
+    return document(title, lead, whole, footer, warning=warning, unfolded=len(whole))
 
 
 def _table(name: str, caption: str, rows: Rows, *keys: str) -> Markup:
@@ -149,7 +157,7 @@ def _index(board: Row) -> str:
         ("entries", "Entries", _table("entries", entries, board["entries"], *about)),
         ("refused", "Refused", listed_notes(refused, "No bundle was refused.")),
     ]
-    return _written(board, board["title"], ABOUT, sections)
+    return _written(board, board["title"], ABOUT, sections, board["datasets"])
 
 
 def _dataset(board: Row, dataset: Row) -> str:
@@ -180,7 +188,7 @@ def _dataset(board: Row, dataset: Row) -> str:
     about_it = _facts(dataset, *facts, *origin) + listed_notes(dataset["notes"])
     sections.append(("about", "The dataset", about_it))
     lead = f"{count_of(len(rows), 'entry')}. {ABOUT}"
-    return _written(board, f"{board['title']}: {dataset['name']}", lead, sections)
+    return _written(board, f"{board['title']}: {dataset['name']}", lead, sections, [dataset])
 
 
 def _detected(rows: Iterable[Row]) -> Markup:
@@ -211,10 +219,11 @@ def _leaders(rows: Rows, untested: str) -> Markup:
     if best["auroc"] is None:
         return Markup("<p>No AUROC can be computed: {}.</p>\n").format(untested)
     text = f"{best['name']} of {best['whose']} has the highest AUROC, {_text(best['auroc'])}"
-    if others and best["rank_low"] is None:
-        why = f"there are too few patients for a test ({untested})" if untested else ALIKE
-        text += f"; all are in group 1, as {why}"
-    elif others:
+    if untested:
+        text += f"; nothing is tested, as there are too few patients ({untested})"
+    elif others and best["rank_low"] is None:
+        text += f"; nothing is tested, as {ALIKE}"
+    elif others > 0:
         verb = "is" if others == 1 else "are"
         text += f"; {count_of(others, 'entry')} {verb} not significantly lower"
     return Markup("<p>{}</p>\n").format(prose(f"{text}."))
@@ -238,7 +247,8 @@ def _entry(board: Row, entry: Row) -> str:
         ("history", "Submissions", _history(entry["submissions"])),
     ]
     lead = ". ".join(filter(None, (entry["title"].rstrip("."), ABOUT)))
-    return _written(board, f"{entry['name']}, {entry['whose']}", lead, sections)
+    own = [each for each in board["datasets"] if each["name"] in {s["dataset"] for s in scores}]
+    return _written(board, f"{entry['name']}, {entry['whose']}", lead, sections, own)
 
 
 def _details(scores: Rows) -> Iterator[Section]:

@@ -39,6 +39,7 @@ BUNDLES, LABELS = "bundles", "official.parquet"
 OURS = re.compile(r"(index|dataset-\d+-[a-z0-9-]*|entry-[0-9a-f]{24})\.html")
 """Names of pages."""
 BUNDLE = re.compile("[0-9a-f]{64}")
+MOST_BUNDLES = 100_000
 MOST_LINES = 20
 """Differing values of `verify`."""
 
@@ -51,6 +52,7 @@ class Made:
     official: Annotated[str, Field(pattern=KEY)]
     """SHA-256 of the file of official labels."""
     resamples: Annotated[Count, Field(ge=1, le=MOST_RESAMPLES)]
+    bundles: Annotated[list[Annotated[str, Field(pattern=KEY)]], Field(max_length=MOST_BUNDLES)]
     refused: list[RefusedBundle]
     versions: dict[Name, Name]
 
@@ -113,7 +115,8 @@ def _write(board: Board, out: Path) -> Row:
             partial.write_text(text, "utf-8")
         written.add(name)
     of, refused = board.official.sha256, list(board.refused)
-    made = Made(board.title, of, board.resamples, refused, _versions())
+    bundles = sorted(bundle.id for bundle in board.bundles)
+    made = Made(board.title, of, board.resamples, bundles, refused, _versions())
     write_json(out / BUILD, asdict(made))
     for path in out.glob("*.html"):
         if OURS.fullmatch(path.name) and path.name not in written:
@@ -171,10 +174,17 @@ def verify(
         refused=made.refused,
         done=done,
     )
-    for each in board.refused[len(made.refused) :]:
+    damaged = board.refused[len(made.refused) :]
+    for each in damaged:
         yield f"the bundle {each.name} is refused: {each.reason}"
-    if not board.entries:
-        yield "none of its bundles is on the board, so nothing of it can be computed again"
+    others = [bundle for bundle in board.bundles if bundle.id not in made.bundles]
+    for bundle in others:
+        yield f"the bundle {text_of(bundle.folder.name)} is another than the site was built with"
+    there = {*(each.name for each in damaged), *(b.folder.name for b in board.bundles)}
+    missing = sorted({*made.bundles} - there)
+    yield from (f"the bundle {name} is missing" for name in missing)
+    if damaged or others or missing or not board.entries:
+        yield "nothing else was compared, as scores, groups and pages depend on all of its bundles"
         return
     with TemporaryDirectory(prefix="benchmd-") as temporary:
         again = Path(temporary)

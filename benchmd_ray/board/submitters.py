@@ -49,8 +49,8 @@ def read_submitters(path: Path) -> dict[str, str]:
         name = name.strip()
         if not re.fullmatch(KEY, key) or not is_name(name) or not is_shown_as_written(name):
             raise BenchmdError(
-                f"{path}, line {number}: {shown(line)} is not a public key (64 lower-case "
-                "hexadecimal digits, as `benchmd pack --key` prints it), a space and a name."
+                f"{path}, line {number}: expected a public key (64 lower-case hexadecimal digits, "
+                "as `benchmd pack --key` prints it), a space and a name that pages show as written."
             )
         if compared(name) in keys:
             raise BenchmdError(f"{path}, line {number}: the name {shown(name)} is there twice.")

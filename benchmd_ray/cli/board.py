@@ -108,23 +108,39 @@ def board_digest(
     \b
     benchmd board digest catalogs/georgia catalogs/cpsc --board ecg-2026 --out official.parquet
     """
-    from benchmd_ray.board.keys import board_key
-    from benchmd_ray.board.official import write_digests
+    from benchmd_ray.board.keys import PUBLIC, board_key
+    from benchmd_ray.board.official import read_official, write_digests
     from benchmd_ray.data.catalog import open_catalog
     from benchmd_ray.service.scored import detected_records
 
     if also and not detection:
         raise click.UsageError("--also goes with --detection.")
     opened = [open_catalog(path) for path in catalogs]
+    if out.exists():
+        raise BenchmdError(f"{out} exists: nothing was written. Choose another --out.")
     detections = detected_records(catalogs, also) if detection else {}
+    cases = (case for of in detections.values() for case in of.records["use_case"].to_pylist())
+    if detection and not any(cases):
+        raise BenchmdError(
+            "no dataset has a set out of distribution that can be scored: name other datasets by "
+            "--also, as for `benchmd run --evaluate ood`."
+        )
     key = board_key(board)
-    abouts = write_digests(opened, key, out, subgroups=subgroups, detections=detections)
-    for about in abouts:
-        sets = sum(bool(each.use_case) for each in about.sets)
-        more = f"; {count_of(sets, 'set')} out of distribution" if detection else ""
-        echo(f"{about.name} ({about.split}): {'; '.join(about.task.classes)}{more}")
-    what = "the labels, age bands and sexes" if subgroups else "the labels"
-    echo(f"written: {out}, {out.stat().st_size:,} bytes, with {what} of every record")
+    write_digests(opened, key, out, subgroups=subgroups, detections=detections)
+    official = read_official(out)
+    for name, dataset in official.datasets.items():
+        patients = count_of(dataset.patients, "patient")
+        sizes = [count_of(len(dataset.records), "record"), patients]
+        if detection:
+            sets = sum((dataset.detected.counts if dataset.detected else {}).values())
+            sizes.append(f"{count_of(sets, 'set')} out of distribution")
+        if subgroups:
+            sizes.append(f"groups by {' and '.join(dataset.subgroups) or 'nothing'}")
+        classes = "; ".join(dataset.about.task.classes)
+        echo(f"{name} ({dataset.about.split}): {', '.join(sizes)}: {classes}")
+    if key.public:
+        echo(PUBLIC)
+    echo(f"written: {out}, {out.stat().st_size:,} bytes, with labels: {official.sha256}")
 
 
 @board.command("build")
@@ -179,12 +195,12 @@ def board_build(
             submitters=keys,
             done=display.update,
         )
-    for each in made.refused:
-        echo(f"refused: {each.name}: {each.reason}")
     data = write_site(made, out, labels=digests if publish_labels else None)
     for entry in data["entries"]:
-        for note in entry["notes"] if entry["flag"] in FLAGS else ():
-            echo(f"{entry['name']} of {entry['whose']}: {note}")
+        if entry["flag"] in FLAGS:
+            echo(f"{entry['flag']}: {entry['name']} of {entry['whose']}, see {entry['page']}")
+    for each in made.refused:
+        echo(f"refused: {each.name}: {each.reason}")
     echo(f"written: {out / 'index.html'}, {count_of(len(data['entries']), 'entry')}")
     if strict and made.refused:
         sys.exit(1)

@@ -381,7 +381,7 @@ def test_a_site_without_a_bundle_that_can_be_scored_is_told_as_one(tmp_path, off
     lines = [*verify(tmp_path / "site", read_official(official))]
     assert "lacks files that it names, such as 'predictions/0001.bin'" in lines[0]
     assert lines[1:] == [
-        "none of its bundles is on the board, so nothing of it can be computed again"
+        "nothing else was compared, as scores, groups and pages depend on all of its bundles"
     ]
 
 

@@ -41,6 +41,7 @@ from benchmd_ray.board.content import content
 from benchmd_ray.board.copies import copies, sketch
 from benchmd_ray.board.keys import board_key
 from benchmd_ray.board.official import read_official, write_rows
+from benchmd_ray.board.pack import leaving, pack
 from benchmd_ray.board.pages import MOST_DIGITS, pages
 from benchmd_ray.board.pages import _column as table_column
 from benchmd_ray.board.pages import _digits as digits_of
@@ -231,7 +232,7 @@ def test_an_end_that_excludes_zero_is_not_shown_as_zero():
     assert table_column(rows[:2], "behind").digits == 3
 
 
-def test_a_dataset_of_few_patients_says_why_its_entries_are_in_one_group(tmp_path):
+def test_a_dataset_of_few_patients_says_why_nothing_is_tested(tmp_path):
     rows = {"georgia": 45, "ptb-xl": 600}
     official = write_official(tmp_path / "few.parquet", rows)
     folders = [
@@ -252,14 +253,12 @@ def test_a_dataset_of_few_patients_says_why_its_entries_are_in_one_group(tmp_pat
     )
     assert 0 < rare <= int(told[1])  # those with more records count as fewer
     assert (many["first_group"], many["untested"]) == (1, "")
-    assert {s["group"] for e in data["entries"] for s in e["scores"][:1]} == {1}
+    assert {s["group"] for e in data["entries"] for s in e["scores"][:1]} == {None}
     of = dict(pages(data))
     text = " ".join(of[few["page"]].split())
-    assert (
-        f"all are in group 1, as there are too few patients for a test ({few['untested']})" in text
-    )
-    assert "fewer than 20, or than 10 on the rarer side of a class" in text
-    assert "too few patients for a test (" not in of[many["page"]]
+    assert f"nothing is tested, as there are too few patients ({few['untested']})" in text
+    assert "fewer than 20 patients, or than 10 on the rarer side of a class" in text
+    assert "nothing is tested, as" not in of[many["page"]]
 
 
 def test_a_dataset_without_a_class_that_can_be_scored_says_so(tmp_path):
@@ -316,9 +315,12 @@ def test_copies_are_flagged_and_other_models_are_not(tmp_path, official):
     assert 0.995 < pairs["Original", "Noisy"] < 1
     assert pairs["Original", "Bent"] == pytest.approx(1)
     remarks = run(*command(official, tmp_path / "site"), *folders)
-    assert "it has the same predictions as scratch, linear of Same (not signed)" in remarks
-    assert "nearly the same predictions (correlation 0.99" in remarks
-    assert "Other" not in remarks
+    flagged = re.findall(r"^copy\?: scratch, linear of (\w+) \(not signed\), see", remarks, re.M)
+    assert flagged == ["Bent", "Noisy", "Original", "Same"]
+    notes = " ".join(note for entry in content(board)["entries"] for note in entry["notes"])
+    assert "it has the same predictions as scratch, linear of Same (not signed)" in notes
+    assert "nearly the same predictions (correlation 0.99" in notes
+    assert "of Other" not in notes
 
 
 def test_a_sketch_keeps_the_correlation_of_scores():
@@ -350,6 +352,63 @@ def test_a_later_submission_replaces_an_earlier_one_and_both_are_told(tmp_path, 
     assert len([*(tmp_path / "site" / "bundles").iterdir()]) == 2
 
 
+def test_settings_that_decide_nothing_do_not_make_a_run_custom(tmp_path, official):
+    """As in reports, which compare what a run's name is made of."""
+    changes = {"transfer": {"solver": "logistic", "epochs": 3}}
+    made = make_transfer(tmp_path / "runs", changes=changes)
+    predict_all(made, ECG_DATA)
+    whole = made.description["settings"]["transfer"]
+    decisive = {n: whole[n] for n in ("mode", "labels", "solver", "shuffle_labels")}
+    about = made.description["determinants"] | {"transfer": decisive}
+    made = replace(made, description={**made.description, "determinants": about})
+    (tmp_path / "bundle").mkdir()
+    pack([made], tmp_path / "bundle", KEY, submitter="A lab")
+    (entry,) = build([tmp_path / "bundle"], official).entries
+    assert whole["epochs"] == 3
+    assert entry.first.settings["transfer"] == decisive
+
+
+def test_a_submission_that_leaves_out_datasets_is_told(tmp_path, official):
+    made_at(make_bundle(tmp_path / "first", "A lab"), 1)
+    made_at(make_bundle(tmp_path / "second", "A lab", noise=1, rows={"georgia": 240}), 2)
+    text = run(*command(official, tmp_path / "site"), tmp_path / "first", tmp_path / "second")
+    assert "fewer datasets: scratch, linear of A lab (not signed), see entry-" in text
+    (entry,) = json.loads((tmp_path / "site" / "board.json").read_text("utf-8"))["entries"]
+    assert "Fewer datasets: the newest submission stands for" in entry["notes"][0]
+    assert "leaves out ptb-xl, which an earlier one has" in entry["notes"][0]
+
+
+def test_a_run_without_its_pretraining_is_told(tmp_path, official):
+    def without(about):
+        for run in about["runs"]:
+            run["device_hours"] = None
+
+    folder = forge(make_bundle(tmp_path / "bundle"), without)
+    lines = [*leaving(read_bundle(folder), KEY)]
+    assert any("without the settings and hours of its pretraining" in line for line in lines)
+    (entry,) = content(build([folder], official))["entries"]
+    assert "Pretraining unknown: its settings and device hours are not stated" in entry["notes"][0]
+
+
+def test_pages_of_synthetic_data_say_so(tmp_path, official):
+    table = pq.read_table(official)
+    named = json.loads(table.schema.metadata[b"official"])
+    named["datasets"][1]["provenance"] = "synthetic"
+    table = table.replace_schema_metadata({"official": json.dumps(named)})
+    pq.write_table(table, official, compression="none", use_dictionary=False)
+    data = content(build([make_bundle(tmp_path / "a")], official))
+    of = dict(pages(data))
+    said = "Synthetic data (georgia): such numbers say nothing about patients."
+    entry = data["entries"][0]["page"]
+    assert [said in of[page] for page in ("index.html", entry)] == [True, True]
+    texts = [of[dataset["page"]] for dataset in data["datasets"]]
+    assert ["Synthetic data: such numbers" in text for text in texts] == [False, True]
+    assert {s["dataset"]: s["provenance"] for s in data["entries"][0]["scores"]} == {
+        "ptb-xl": "whole",
+        "georgia": "synthetic",
+    }
+
+
 def command(official, site):
     options = ("--catalog-digests", official, "--out", site, "--resamples", RESAMPLES)
     return ("board", "build", *options)
@@ -363,9 +422,9 @@ def test_a_name_belongs_to_a_key_only_by_the_organisers_file(tmp_path, official)
     assert {whose(e) for e in board.entries} == {"Lab (not signed)", f"Lab ({stranger[:16]})"}
     assert not board.refused
     assert len({bundle.id for bundle in board.bundles}) == 2
-    text = run(*command(official, tmp_path / "both"), victim, thief)
-    assert "of Lab (not signed): Name: the same, by another key or none, has " in text
-    assert f"Lab ({stranger[:16]}): who" in text
+    notes = " ".join(note for entry in content(board)["entries"] for note in entry["notes"])
+    assert "Name: the same, by another key or none, has Lab (not signed): who" in notes
+    assert f"has Lab ({stranger[:16]}): who" in notes
     key = sign(victim, pem(tmp_path / "victim.pem"))
     (tmp_path / "submitters").write_text(f"{key} LAB\n")
     text = run(
@@ -381,8 +440,9 @@ def test_a_name_belongs_to_a_key_only_by_the_organisers_file(tmp_path, official)
     with pytest.raises(BenchmdError, match="line 2: the name 'lab' is there twice"):
         read_submitters(tmp_path / "submitters")
     (tmp_path / "submitters").write_text(f"{key.upper()} Lab\n")
-    with pytest.raises(BenchmdError, match=r"line 1: .* is not a public key"):
+    with pytest.raises(BenchmdError, match="line 1: expected a public key") as told:
         read_submitters(tmp_path / "submitters")
+    assert key.upper()[:8] not in str(told.value)  # it may be the key of the board
 
 
 def test_a_site_is_verified_when_a_bundle_was_signed_later(tmp_path, official):
@@ -588,8 +648,13 @@ def test_a_site_is_verified_and_whatever_was_changed_is_told(tmp_path, official)
     kept, _ = sorted((site / "bundles").iterdir())
     forge(kept, lambda content: content.update(title="changed"))
     text = run("board", "verify", site, code=1)
-    assert f"{kept.name} is not of this board" in text
-    assert "title: the site says" in text
+    assert f"the bundle {kept.name} is another than the site was built with" in text
+    assert "nothing else was compared" in text
+    assert "is missing" not in text
+    shutil.rmtree(kept)
+    text = run("board", "verify", site, code=1)
+    assert f"the bundle {kept.name} is missing" in text
+    assert "the site says" not in text
 
 
 def test_whatever_else_is_in_a_site_is_reported_and_links_are_not_followed(tmp_path, official):
