@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from benchmd_ray.board.content import Row
 from benchmd_ray.errors import count_of
@@ -105,6 +106,8 @@ def _costs(axes: Axes, rows: Sequence[Row]) -> None:
     if max(hours) >= 10 * min(hours):  # then its labels are powers of ten
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:,g}")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.margins(x=0.1, y=0.1)
     axes.set_xlabel("device hours")
     axes.set_ylabel("AUROC")

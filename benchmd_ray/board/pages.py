@@ -140,7 +140,7 @@ def _text(value: object) -> str:
         case dict():
             return ", ".join(f"{name} {each}" for name, each in sorted(value.items()))
         case float():
-            return f"{value:.3f}"
+            return f"{value:.4g}"
         case int():
             return f"{value:,}"
     return str(value)
@@ -176,10 +176,11 @@ def _dataset(board: Row, dataset: Row) -> str:
         costs = ("device_hours", "parameters", "on_front", "source", "seeds", "flag")
         where = f"{table['division']}, labels {table['labels']}"
         heading = f"{where[:1].upper()}{where[1:]}"
-        figure = chart(f"{dataset['name']}, {where}", members, dataset["untested"])
-        table = _table(f"entries-{number}", caption, members, *about, *costs)
-        leaders = _leaders(members, dataset["untested"])
-        ranked = leaders + figure_part(figure, number + 1) + table
+        ranked = _leaders(members, dataset["untested"])
+        if len(members) > 1:
+            figure = chart(f"{dataset['name']}, {where}", members, dataset["untested"])
+            ranked += figure_part(figure, number + 1)
+        ranked += _table(f"entries-{number}", caption, members, *about, *costs)
         sections.append((f"table-of-{number}", heading, ranked))
     if detected := _detected(rows.values()):
         sections.append(("detection", "Detection", detected))
@@ -218,8 +219,10 @@ def _leaders(rows: Rows, untested: str) -> Markup:
     best, others = rows[0], sum(row["group"] == 1 for row in rows) - 1
     if best["auroc"] is None:
         return Markup("<p>No AUROC can be computed: {}.</p>\n").format(untested)
-    text = f"{best['name']} of {best['whose']} has the highest AUROC, {_text(best['auroc'])}"
-    if untested:
+    text = f"{best['name']} of {best['whose']} has the highest AUROC, {best['auroc']:.3f}"
+    if len(rows) == 1:
+        text += ", being the only entry"
+    elif untested:
         text += f"; nothing is tested, as there are too few patients ({untested})"
     elif others and best["rank_low"] is None:
         text += f"; nothing is tested, as {ALIKE}"

@@ -96,17 +96,22 @@ def test_a_name_is_text_in_a_chart_and_beside_it_whose_it_is(tmp_path):
         for run in about["runs"]:
             run["row"] = NAME + " " * 30 + "of a famous lab"
 
-    folder = forge(make_bundle(tmp_path / "a"), rename)
+    folders = [forge(make_bundle(tmp_path / "a"), rename), make_bundle(tmp_path / "b", noise=1)]
     official = read_official(write_official(tmp_path / "official.parquet", ROWS))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # also of letters that the font lacks
-        board = board_of([folder], official, title="A board", resamples=20)
+        board = board_of(folders, official, title="A board", resamples=20)
         assert not board.refused, board.refused
         data = content(board)
         of = dict(pages(data))
     assert '<img src="data:image/svg+xml' in of[data["datasets"][0]["page"]]
-    rows = [data["entries"][0] | data["entries"][0]["scores"][0] | {"number": 1}]
+    (evil,) = [entry for entry in data["entries"] if entry["submitter"] == NAME]
+    rows = [evil | evil["scores"][0] | {"number": 1}]
     svg = svg_of(chart("georgia", rows, "").figure)
     assert "1. &lt;b&gt;x 名前 of a famous lab, linear" in svg
     assert "&lt;b&gt;x 名前 (not signed)" in svg
     assert "<b>" not in svg
+    alone = content(board_of(folders[:1], official, title="A board", resamples=20))
+    page = dict(pages(alone))[data["datasets"][0]["page"]]
+    assert "<img" not in page
+    assert "being the only entry" in page
