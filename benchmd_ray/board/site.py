@@ -41,7 +41,7 @@ OURS = re.compile(r"(index|dataset-\d+-[a-z0-9-]*|entry-[0-9a-f]{24})\.html")
 BUNDLE = re.compile("[0-9a-f]{64}")
 MOST_BUNDLES = 100_000
 MOST_LINES = 20
-"""Differing values of `verify`."""
+"""Differing values, or missing bundles, that `verify` names."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def verify(
         yield f"the bundle {text_of(bundle.folder.name)} is another than the site was built with"
     there = {*(each.name for each in damaged), *(b.folder.name for b in board.bundles)}
     missing = sorted({*made.bundles} - there)
-    yield from (f"the bundle {name} is missing" for name in missing)
+    yield from (f"the bundle {name} is missing" for name in missing[:MOST_LINES])
     if damaged or others or missing or not board.entries:
         yield "nothing else was compared, as scores, groups and pages depend on all of its bundles"
         return
