@@ -204,6 +204,7 @@ def test_a_board_scores_the_records_of_the_catalogs_as_a_report_does(
         name: replace(DETECTION, form=replace(DETECTION.form, evaluation=name)) for name in "ab"
     }
     monkeypatch.setattr("benchmd_ray.service.scored.evaluations", lambda: twice)
+    digests.unlink()
     result = CliRunner().invoke(main, ["board", "digest", *map(str, own)])
     assert "the evaluations a and b both have detectors of ptb-xl" in result.output
 
