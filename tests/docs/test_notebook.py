@@ -26,7 +26,7 @@ kept = {
     "figures": plt.get_fignums(),
     "splits": people.groupby("split")["group_id"].agg(["size", "nunique"]).to_dict(),
     "means": {"/".join(key): value for key, value in means["value"].items()},
-    "runs": {"scratch": str(scratch.folder), "mae": str(pretrained.folder)},
+    "runs": {"scratch": str(scratch.folder), "MAE": str(pretrained.folder)},
     "features": {name: list(values.shape) for name, values in features.items()},
     "probabilities": probabilities.tolist(),
     "classes": classifier.classes,
