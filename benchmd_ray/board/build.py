@@ -183,12 +183,10 @@ def entry_id(entry: Entry) -> str:
 def _current(whole: Sequence[Entry]) -> tuple[list[Entry], dict[str, list[Entry]]]:
     """The newest of each submitter's entries of one name, and those that it replaces."""
     by_id: dict[str, dict[str, Entry]] = {}
-    for entry in whole:
+    for entry in sorted(whole, key=lambda e: (*e.bundle.identity, *e.first.entry)):
         by_id.setdefault(entry_id(entry), {})[entry.bundle.id] = entry
     current, earlier = list[Entry](), dict[str, list[Entry]]()
-    order = sorted(by_id, key=lambda name: _naming(*by_id[name].values()))
-    for name in order:
-        submissions = by_id[name]
+    for name, submissions in by_id.items():
         newest = sorted(
             submissions.values(), key=lambda e: (e.bundle.about.made, e.bundle.id), reverse=True
         )
@@ -196,11 +194,6 @@ def _current(whole: Sequence[Entry]) -> tuple[list[Entry], dict[str, list[Entry]
         if newest[1:]:
             earlier[name] = newest[1:]
     return current, earlier
-
-
-def _naming(entry: Entry, *_: Entry) -> tuple[str, ...]:
-    """By what entries are ordered: their submitter, then what they are."""
-    return *entry.bundle.identity, *entry.first.entry
 
 
 def _alike(current: Sequence[Entry]) -> dict[tuple[str, str], list[tuple[Entry, float]]]:

@@ -40,7 +40,7 @@ DARK = "#444444"
 def chart(heading: str, rows: Sequence[Row], untested: str) -> Titled:
     """The chart of a table of `content.content`: its entries with their ``number``, the best first.
 
-    ``untested`` is why there is one group only; empty where groups are tested.
+    ``untested`` is why nothing is tested; empty where it is.
     """
     first, of = sum(row["group"] == 1 for row in rows), count_of(len(rows), "entry")
     title = f"{heading}: {f'{of}, not tested' if untested else f'{first:,} of {of} in group 1'}"

@@ -96,7 +96,7 @@ def _entry(board: Board, entry: Entry, places: Places) -> Row:
         "submitter": bundle.about.submitter,
         "key": bundle.signer,
         "whose": whose(entry),
-        "flag": flag or "" if bundle.signer else flag or "not signed",
+        "flag": flag or ("" if bundle.signer else "not signed"),
         "hardware": [*dict.fromkeys(text for each in entry.runs for text in each.hardware)],
         "parameters": None if None in counts else max(n for n in counts if n is not None),
         "device_hours": cost_of(entry),

@@ -97,7 +97,7 @@ def _written(board: Row, title: str, lead: str, sections: Sequence[Section], dat
 def _table(name: str, caption: str, rows: Rows, *keys: str) -> Markup:
     """A table of these keys of rows; the first leads to the page of the row, if it has one.
 
-    Texts that are empty in all rows are left out.
+    Columns of texts that are empty in all rows are not shown.
     """
     columns = [_column(rows, key) for key in keys]
     if rows and "page" in rows[0]:

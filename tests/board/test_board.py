@@ -645,6 +645,12 @@ def test_a_site_is_verified_and_whatever_was_changed_is_told(tmp_path, official)
     run(*command(official, site), *folders, "--publish-labels")
     (site / "more.html").unlink()
     run("board", "verify", site)
+    made = json.loads((site / "build.json").read_text("utf-8"))
+    (site / "build.json").write_text(
+        json.dumps(made | {"versions": made["versions"] | {"matplotlib": "0"}})
+    )
+    assert "built with other versions of packages" in run("board", "verify", site, code=1)
+    run(*command(official, site), *folders, "--publish-labels")
     kept, _ = sorted((site / "bundles").iterdir())
     forge(kept, lambda content: content.update(title="changed"))
     text = run("board", "verify", site, code=1)
@@ -948,8 +954,21 @@ def test_a_real_run_is_packed_scored_and_verified(trained, ecg_catalogs, tmp_pat
     text = run("pack", store, "--out", tmp_path / "bundle", *board, *submitted)
     assert "signed by" in text
     assert "anybody" not in text
-    run("board", "digest", *paths, *board, "--out", tmp_path / "official.parquet")
     digests = tmp_path / "official.parquet"
+    text = run("board", "digest", *paths, *board, "--out", digests)
+    content_of = digests.read_bytes()
+    assert sha256(content_of).hexdigest() in text
+    for name, dataset in read_official(digests).datasets.items():
+        count, patients = len(dataset.records), len({*dataset.patient_names})
+        assert re.search(rf"^{name} \(test\): {count} records?, {patients} patients?:", text, re.M)
+    assert digests.stat().st_mode & 0o777 == 0o600  # it has labels
+    text = run("board", "digest", paths[0], *board, "--out", digests, code=1)
+    assert "exists: nothing was written" in text
+    assert digests.read_bytes() == content_of
+    other = ("--out", tmp_path / "other.parquet", "--detection")
+    text = run("board", "digest", paths[1], *board, *other, code=1)  # a target has no detectors
+    assert "no dataset has a set out of distribution" in " ".join(text.split())
+    assert not (tmp_path / "other.parquet").exists()
     run(*command(digests, tmp_path / "site"), tmp_path / "bundle", "--publish-labels")
     run("board", "verify", tmp_path / "site")
     data = json.loads((tmp_path / "site" / "board.json").read_text("utf-8"))
